@@ -254,6 +254,31 @@ class RehearsalConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KubernetesConfig:
+    """How `k8s render` writes the Job; training itself reads none of it."""
+
+    queue: str = ""
+    """Kueue LocalQueue that admits the Job; empty for no queue."""
+    hugepages_mib: Count = 0
+    """2 MiB huge pages a pod, for libfabric. Pending for ever where the nodes preallocate none."""
+    image_registry: str = ""
+    """Registry host (and prefix) that replaces that of the stack's images."""
+    image_pull_secret: str = ""
+    """Secret of the namespace to pull with; not needed for ECR."""
+    token_secret: str = "huggingface"
+    """Secret whose key `token` opens gated hub models; mounted as a file, may be missing."""
+    ttl_seconds: Annotated[int, Range(minimum=600)] = 21600
+    """How long a finished Job, its pods and their logs stay."""
+    model_parameters: Count = 0
+    """Parameters of the model, where they can't be computed from `model`; sizes /dev/shm."""
+    lock_memory: Literal["pod", "node"] = "pod"
+    """Who lifts the memory-lock limit for EFA: the pod (capability IPC_LOCK, beyond Pod Security
+    "baseline") or the node (RLIMIT_MEMLOCK in containerd's base runtime spec)."""
+    restart_in_place: bool = False
+    """Restart a trainer container that ends with 1 in its pod (Kubernetes 1.35 or newer)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class JobConfig:
     """A whole recipe."""
 
@@ -268,6 +293,7 @@ class JobConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     rehearsal: RehearsalConfig = field(default_factory=RehearsalConfig)
+    kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
 
     def problems(self) -> Iterator[Problem]:
         yield from self._batch_problems()
