@@ -1,0 +1,59 @@
+"""Find, reap and end the processes below this one. Linux only."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every orphan below this process, as process 1 of a container is.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def descendants(pid: int, *, keep: Collection[int] = ()) -> list[int]:
+    """Return the processes below `pid`, zombies included, without those in `keep` and below them."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                stat = (entry / "stat").read_text().rpartition(")")[2].split()
+                children.setdefault(int(stat[1]), []).append(int(entry.name))
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        below = [child for child in children.get(queue.pop(), []) if child not in keep]
+        found += below
+        queue += below
+    return found
+
+
+def end_descendants(*, keep: Collection[int] = ()) -> None:
+    """SIGKILL and reap every process below this one, except `keep`; call `adopt_orphans` first."""
+    while below := descendants(os.getpid(), keep=keep):
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        reap_orphans(keep=keep)
+        time.sleep(0.01)
+
+
+def reap_orphans(*, keep: Collection[int] = ()) -> None:
+    """Collect children that have ended; stop at one of `keep`, whose status somebody else collects."""
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid in keep:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)

@@ -1,0 +1,230 @@
+"""The in-process restart layer, and the sections by which the in-job layer notices a hang.
+
+    fault                                layer
+    exception, NCCL error, soft hang     NVRx `inprocess.Wrapper`, here: the process survives
+    process death, hard hang             `ft_launcher` (training/launch.py): the ranks are respawned
+
+A rank that dies makes the Wrapper leave in all other ranks (`min_world_size` is the whole world), so
+that the in-job layer, which can bring it back, takes over.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from training import environment
+from training.config import JobConfig, RecoveryConfig
+from training.errors import EXIT_RETRY, ConfigError, HoldfastError
+from training.events import EventLog
+from training.process_group import (
+    STORE_TIMEOUT_SECONDS,
+    close_group,
+    connect_store,
+    generation,
+    open_group,
+    open_mesh,
+    rank_and_world,
+)
+
+__all__ = ["Attempt", "RankMonitor", "close_group", "open_group", "open_mesh", "run_restartable"]
+
+Section = Literal["setup", "step", "checkpoint"]
+
+POLL_SECONDS = 0.1
+LAST_CALL_SECONDS = 0.1
+TERMINATION_GRACE_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class RankMonitor:
+    """Tells `ft_launcher`'s rank monitor which section of the work this rank is in.
+
+    Outside of `ft_launcher` nothing watches the rank, and it says so once.
+    """
+
+    def __init__(self) -> None:
+        """Connect to the monitor of this rank, if there is one."""
+        self._client: Any = None
+        if "FT_RANK_MONITOR_IPC_SOCKET" not in os.environ:
+            log.warning("no ft_launcher: hangs of this rank are not noticed by the in-job layer")
+            return
+        from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
+
+        self._client = RankMonitorClient()
+        self._client.init_workload_monitoring()
+
+    @contextmanager
+    def section(self, name: Section) -> Iterator[None]:
+        """Mark a block that has a time limit of its own. Sections may follow, but not hold, each other.
+
+        NVRx's monitor judges several open sections by the last one only.
+        """
+        if self._client is None:
+            yield
+            return
+        self._client.start_section(name)
+        try:
+            yield
+        finally:
+            self._client.end_section(name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One call of the training function."""
+
+    iteration: int = 0
+    """In-process restarts of this process before this call."""
+    ping: Callable[[], None] = field(default=lambda: None)
+    """Report progress. From the first call on, silence for the soft timeout counts as a hang: call it
+    after the first step, which may compile."""
+    unwatched: Callable[[], AbstractContextManager[None]] = field(default=nullcontext)
+    """Context of a block that may take longer than the hang limits, such as the last checkpoint."""
+
+
+def run_restartable(
+    train: Callable[[Attempt], None], *, config: JobConfig, events: EventLog, device: torch.device
+) -> None:
+    """Call `train` until it returns, again in the same process after each fault if the recipe says so.
+
+    Raises:
+        ConfigError: The in-process layer is on and NVRx is not installed.
+        HoldfastError: As raised by `train`; such an error is not retried in the process.
+    """
+    if not config.recovery.in_process:
+        _attempt(train, Attempt(), events)
+        return
+    with _wrapped(config.recovery, device=device) as call:
+        attempt = _attempts(train, call, events)
+        try:
+            call(attempt, (), {})
+        except _Unretried as end:
+            raise end.error from None
+        except _restart_abort() as end:
+            log.warning("the in-process layer gives way to the in-job layer: %s", end)
+            raise SystemExit(EXIT_RETRY) from None
+
+
+class _Unretried(BaseException):
+    """Carries an error out of the Wrapper, which restarts on every Exception."""
+
+    def __init__(self, error: HoldfastError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _attempts(train: Callable[[Attempt], None], call: Any, events: EventLog) -> Callable[[], None]:
+    def attempt() -> None:
+        iteration = int(call.iteration)
+        if iteration:
+            events.update(iteration=iteration)
+            events.emit("reentry")
+        try:
+            current = Attempt(iteration=iteration, ping=call.ping, unwatched=call.disable_hang_protection)
+            _attempt(train, current, events)
+        except HoldfastError as error:
+            raise _Unretried(error) from None
+
+    return attempt
+
+
+def _attempt(train: Callable[[Attempt], None], attempt: Attempt, events: EventLog) -> None:
+    try:
+        train(attempt)
+    except Exception as error:
+        events.emit("exception", type=type(error).__name__, message=str(error)[:500])
+        raise
+
+
+@contextmanager
+def _wrapped(recovery: RecoveryConfig, *, device: torch.device) -> Iterator[Any]:
+    """Yield NVRx's CallWrapper on the control store."""
+    inprocess = _import_inprocess()
+    host, port, hosted = _wrapper_endpoint()
+    limit = _seconds
+    wrapper = inprocess.Wrapper(
+        store_factory=_store_class(),
+        store_kwargs={"host": host, "port": port, "prefix": f"{generation()}/wrapper"},
+        initialize=inprocess.initialize.RetryController(min_world_size=rank_and_world()[1]),
+        abort=inprocess.abort.AbortTorchDistributed(),
+        health_check=inprocess.health_check.CudaHealthCheck() if device.type == "cuda" else None,
+        monitor_thread_interval=limit(POLL_SECONDS),
+        monitor_process_interval=limit(POLL_SECONDS),
+        progress_watchdog_interval=limit(POLL_SECONDS),
+        heartbeat_interval=limit(1.0),
+        heartbeat_timeout=limit(min(30.0, recovery.barrier_timeout_seconds / 2)),
+        soft_timeout=limit(recovery.soft_timeout_seconds),
+        hard_timeout=limit(recovery.hard_timeout_seconds),
+        barrier_timeout=limit(recovery.barrier_timeout_seconds),
+        completion_timeout=limit(recovery.barrier_timeout_seconds),
+        last_call_wait=limit(LAST_CALL_SECONDS),
+        termination_grace_time=limit(TERMINATION_GRACE_SECONDS),
+    )
+    if device.type != "cuda":
+        # NVRx adds GPU, NVLink and NIC checks wherever LOCAL_RANK is set; without a GPU they fail.
+        wrapper.restart_health_check = None
+    with inprocess.wrap.CallWrapper(wrapper) as call:
+        yield call
+    del hosted
+
+
+def _import_inprocess() -> Any:
+    try:
+        from nvidia_resiliency_ext import inprocess
+    except ImportError as error:
+        rule = f"needs nvidia-resiliency-ext, which cannot be imported ({error})"
+        fix = 'install it, or set recovery.layers = "none"'
+        raise ConfigError.of("recovery.layers", None, rule, fix) from error
+    return inprocess
+
+
+def _restart_abort() -> type[BaseException]:
+    from nvidia_resiliency_ext.inprocess.exception import RestartAbort
+
+    return RestartAbort  # type: ignore[no-any-return]
+
+
+def _store_class() -> type:
+    from nvidia_resiliency_ext.inprocess.store import StoreMixin
+
+    class ControlStore(PrefixStore, StoreMixin):  # type: ignore[misc]
+        """Client of the control store; no rank hosts it, so no rank is critical."""
+
+        def __init__(self, host: str, port: int, prefix: str) -> None:
+            timeout = _seconds(STORE_TIMEOUT_SECONDS)
+            self.client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+            super().__init__(prefix, self.client)
+
+    return ControlStore
+
+
+def _wrapper_endpoint() -> tuple[str, int, TCPStore | None]:
+    """Return host and port of the Wrapper's store, and the store if this rank has to host it."""
+    endpoint = environment.control_endpoint()
+    if endpoint is not None:
+        return *endpoint, None
+    rank, _ = rank_and_world()
+    os.environ.setdefault("RANK", "0")
+    os.environ.setdefault("WORLD_SIZE", "1")
+    shared = PrefixStore(f"{generation()}/wrapper_store", connect_store())
+    hosted = None
+    if rank == 0:
+        log.warning("no control store: rank 0 hosts the in-process layer's, and its loss ends the job")
+        hosted = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+        shared.set("endpoint", f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{hosted.port}")
+    host, port = environment.parse_endpoint(shared.get("endpoint").decode())
+    return host, port, hosted
+
+
+def _seconds(value: float) -> timedelta:
+    return timedelta(seconds=value)
