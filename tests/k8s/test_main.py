@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from k8s.examples import P5_RECIPE, SAMPLE_OUTPUTS
+from tests.k8s.conftest import ROOT
+
+
+def k8s(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "k8s", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+
+
+def test_render_writes_manifests_for_kubectl() -> None:
+    done = k8s("render", P5_RECIPE, "--outputs", SAMPLE_OUTPUTS)
+    assert done.returncode == 0
+    kinds = [manifest["kind"] for manifest in yaml.safe_load_all(done.stdout)]
+    assert kinds.count("Job") == 2
+    assert "Namespace" not in kinds
+
+
+def test_render_can_include_what_the_stacks_make() -> None:
+    done = k8s("render", P5_RECIPE, "--outputs", SAMPLE_OUTPUTS, "--with-prerequisites")
+    kinds = {manifest["kind"] for manifest in yaml.safe_load_all(done.stdout)}
+    assert {"Namespace", "ServiceAccount", "PersistentVolume", "PersistentVolumeClaim"} <= kinds
+
+
+def test_render_needs_no_torch_and_no_kubernetes_client() -> None:
+    program = (
+        "import sys; sys.argv = ['k8s']; from k8s.__main__ import main;"
+        f"code = main(['render', {str(P5_RECIPE)!r}, '--outputs', {str(SAMPLE_OUTPUTS)!r}]);"
+        "heavy = {'torch', 'kubernetes', 'boto3', 'aws_cdk'} & set(sys.modules);"
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_bad_input_is_one_line_and_exit_code_64(tmp_path: Path) -> None:
+    done = k8s("render", tmp_path / "none.toml", "--outputs", SAMPLE_OUTPUTS)
+    assert done.returncode == 64
+    assert done.stderr.startswith("error: RECIPE=")
+    assert "Traceback" not in done.stderr
+
+
+def test_unknown_command_gets_a_suggestion() -> None:
+    done = k8s("rendr")
+    assert done.returncode == 64
+    assert "did you mean 'render'?" in done.stderr
+
+
+def test_help_lists_the_commands() -> None:
+    done = k8s("--help")
+    assert done.returncode == 0
+    assert {"doctor", "render", "submit", "status", "logs", "delete", "cost"} <= set(done.stdout.split())
