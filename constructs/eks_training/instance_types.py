@@ -24,6 +24,8 @@ _MEMORY_LOSS = 0.075
 _HUGE_PAGES_MIB = 10_256
 _KUBELET_EVICTION_MIB = 100
 
+# type, vCPU, MiB, GPUs, GPU, MiB a GPU, EFA interfaces, network cards, interfaces a card,
+# IPv4 addresses an interface, Gbps, NVMe disks, GB a disk, GPUDirect RDMA, capacity blocks
 _TABLE = """
 p4d.24xlarge     96 1179648 8 A100      40960  4  4 15 50  400 8 1000 rdma    blocks
 p4de.24xlarge    96 1179648 8 A100      81920  4  4 15 50  400 8 1000 rdma    blocks
@@ -31,8 +33,8 @@ p5.4xlarge       16  262144 1 H100      81920  1  1  4 30  100 1 3800 rdma    bl
 p5.48xlarge     192 2097152 8 H100      81920 32 32  2 50 3200 8 3800 rdma    blocks
 p5e.48xlarge    192 2097152 8 H200     144384 32 32  2 50 3200 8 3800 rdma    blocks
 p5en.48xlarge   192 2097152 8 H200     144384 16 16  4 50 3200 8 3800 rdma    blocks
-p6-b200.48xlarge 192 2097152 8 B200    183359  8  8  4 50 3200 8 3800 rdma    blocks
-p6-b300.48xlarge 192 4194304 8 B300    275040 16 17  4 50 6400 8 3800 rdma    blocks
+p6-b200.48xlarge 192 2097152 8 B200   183359  8  8  4 50 3200 8 3800 rdma    blocks
+p6-b300.48xlarge 192 4194304 8 B300   275040 16 17  4 50 6400 8 3800 rdma    blocks
 g4dn.8xlarge     32  131072 1 T4        16384  1  1  4 15   50 1  900 unknown -
 g5.8xlarge       32  131072 1 A10G      22888  1  1  8 30   25 1  900 none    -
 g5.12xlarge      48  196608 4 A10G      22888  1  1 15 50   40 1 3800 none    -
