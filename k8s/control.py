@@ -11,14 +11,14 @@ from k8s.pod import (
     RECIPE_FILE,
     Manifest,
     container,
-    field_of,
-    hub_environment,
     labels,
     metadata,
     node_in,
     pod_spec,
-    recipe_mounts,
-    shared_volumes,
+    recipe_mount,
+    recipe_volume,
+    shared_mount,
+    shared_volume,
     value_of,
 )
 from k8s.run import Run
@@ -121,7 +121,7 @@ def _pod(run: Run, *, name: str) -> Manifest:
         },
         initContainers=[_publisher(run, name=name)],
         containers=[_store(run, name=name)],
-        volumes=[*shared_volumes(run, name=name), _token_volume()],
+        volumes=[recipe_volume(name), shared_volume(run), _token_volume()],
     )
 
 
@@ -130,15 +130,11 @@ def _store(run: Run, *, name: str) -> Manifest:
     return container(
         "control",
         run.image(run.outputs.control_image),
-        ["python", "-m", "training", "control", RECIPE_FILE, *port, "--run-dir", run.directory],
-        env=[
-            value_of(environment.RUN_ID, name),
-            field_of(environment.NODE, "metadata.name"),
-            *hub_environment(run)[:2],
-        ],
+        ["python", "-m", "training", "control", RECIPE_FILE, *port],
+        env=[value_of(environment.RUN_ID, name), value_of("PYTHONUNBUFFERED", "1")],
         ports=[{"name": "store", "containerPort": CONTROL_PORT}],
         resources={"requests": {"cpu": "250m", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
-        volumeMounts=recipe_mounts(),
+        volumeMounts=[recipe_mount()],
     )
 
 
@@ -150,7 +146,7 @@ def _publisher(run: Run, *, name: str) -> Manifest:
         ["python", "-m", "k8s", "publish", name, "--recipe", RECIPE_FILE, "--run-dir", run.directory],
         restartPolicy="Always",  # a sidecar: it ends with the store
         resources={"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}},
-        volumeMounts=[*recipe_mounts(), token],
+        volumeMounts=[recipe_mount(), shared_mount(), token],
     )
 
 

@@ -105,30 +105,36 @@ def field_of(name: str, path: str) -> Manifest:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def shared_volumes(run: Run, *, name: str) -> list[Manifest]:
+def recipe_volume(name: str) -> Manifest:
+    return {"name": "recipe", "configMap": {"name": recipe_name(name)}}
+
+
+def recipe_mount() -> Manifest:
+    return {"name": "recipe", "mountPath": RECIPE_DIRECTORY, "readOnly": True}
+
+
+def shared_volume(run: Run) -> Manifest:
+    return {"name": "fsx", "persistentVolumeClaim": {"claimName": run.outputs.persistent_volume_claim}}
+
+
+def shared_mount() -> Manifest:
+    return {"name": "fsx", "mountPath": SHARED_FILE_SYSTEM}
+
+
+def training_volumes(run: Run, *, name: str) -> list[Manifest]:
     """Return the volumes of recipe, shared file system and hub token."""
-    token = {"secretName": run.recipe.kubernetes.token_secret, "optional": True, "defaultMode": 0o400}
-    volumes: list[Manifest] = [
-        {"name": "recipe", "configMap": {"name": recipe_name(name)}},
-        {"name": "fsx", "persistentVolumeClaim": {"claimName": run.outputs.persistent_volume_claim}},
-    ]
-    if run.recipe.kubernetes.token_secret:
-        volumes.append({"name": "token", "secret": token})
-    return volumes
-
-
-def shared_mounts(run: Run) -> list[Manifest]:
-    mounts = [*recipe_mounts()]
-    if run.recipe.kubernetes.token_secret:
-        mounts.append({"name": "token", "mountPath": TOKEN_DIRECTORY, "readOnly": True})
-    return mounts
-
-
-def recipe_mounts() -> list[Manifest]:
+    secret = run.recipe.kubernetes.token_secret
+    token = {"secretName": secret, "optional": True, "defaultMode": 0o400}
     return [
-        {"name": "recipe", "mountPath": RECIPE_DIRECTORY, "readOnly": True},
-        {"name": "fsx", "mountPath": SHARED_FILE_SYSTEM},
+        recipe_volume(name),
+        shared_volume(run),
+        *([{"name": "token", "secret": token}] if secret else []),
     ]
+
+
+def training_mounts(run: Run) -> list[Manifest]:
+    token = {"name": "token", "mountPath": TOKEN_DIRECTORY, "readOnly": True}
+    return [recipe_mount(), shared_mount(), *([token] if run.recipe.kubernetes.token_secret else [])]
 
 
 def hub_environment(run: Run) -> list[Manifest]:

@@ -14,9 +14,9 @@ from k8s.pod import (
     labels,
     metadata,
     pod_spec,
-    shared_mounts,
-    shared_volumes,
+    training_mounts,
     training_node_terms,
+    training_volumes,
 )
 from k8s.run import Run
 from k8s.sizing import GIB
@@ -61,10 +61,10 @@ def _job(run: Run, *, name: str, component: str, command: list[str], memory: str
                 command,
                 env=hub_environment(run),
                 resources={"requests": {"cpu": "3", "memory": memory}, "limits": {"memory": memory}},
-                volumeMounts=shared_mounts(run),
+                volumeMounts=training_mounts(run),
             )
         ],
-        volumes=shared_volumes(run, name=name),
+        volumes=training_volumes(run, name=name),
     )
     return {
         "apiVersion": "batch/v1",

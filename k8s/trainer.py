@@ -13,9 +13,9 @@ from k8s.pod import (
     labels,
     metadata,
     pod_spec,
-    shared_mounts,
-    shared_volumes,
+    training_mounts,
     training_node_terms,
+    training_volumes,
     value_of,
 )
 from k8s.run import Run
@@ -139,7 +139,7 @@ def _container(run: Run, *, name: str) -> Manifest:
         env=_environment(run, name=name),
         resources=_resources(run),
         volumeMounts=[
-            *shared_mounts(run),
+            *training_mounts(run),
             {"name": "shm", "mountPath": "/dev/shm"},
             {"name": "local", "mountPath": LOCAL_DIRECTORY},
         ],
@@ -184,7 +184,7 @@ def _resources(run: Run) -> Manifest:
 def _volumes(run: Run, *, name: str) -> list[Manifest]:
     shm = {"medium": "Memory", "sizeLimit": f"{run.resources.shared_memory_gib}Gi"}
     return [
-        *shared_volumes(run, name=name),
+        *training_volumes(run, name=name),
         {"name": "shm", "emptyDir": shm},
         # kubelet's directory lies on the NVMe RAID of these nodes
         {"name": "local", "emptyDir": {}},

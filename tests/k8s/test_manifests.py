@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +20,7 @@ from k8s.network import EPHEMERAL_PORTS, LISTENING_PORTS
 from k8s.outputs import StackOutputs
 from k8s.prerequisites import prerequisites
 from k8s.run import Run, make_run
-from tests.k8s.conftest import MakeRun
+from tests.k8s.conftest import ROOT, MakeRun
 from training import environment
 from training.config import JobConfig
 
@@ -225,3 +227,14 @@ def test_yaml_reads_back_as_the_objects(make: MakeRun) -> None:
         *prerequisites(run),
         *job_objects(run),
     ]
+
+
+@pytest.mark.parametrize("kind", JOB_KINDS)
+def test_commands_are_ones_that_training_takes(make: MakeRun, kind: Any) -> None:
+    for spec in pod_specs(job_objects(make(), kind)):
+        _, _, program, command, *arguments = spec["containers"][0]["command"]
+        assert program == "training"
+        asked = [sys.executable, "-m", "training", command, "--help"]
+        text = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=100, cwd=ROOT).stdout
+        flags = {argument for argument in arguments if argument.startswith("--")}
+        assert flags <= set(re.findall(r"--[a-z-]+", text))
