@@ -86,6 +86,10 @@ class EventLog:
             raise
         self.emit("span", name=name, start=start, seconds=time.time() - start, **fields)
 
+    def span_since(self, name: str, start: float, **fields: Any) -> None:
+        """Record a span that began at `start` (seconds since the epoch) and ends now."""
+        self.emit("span", name=name, start=start, seconds=time.time() - start, **fields)
+
     def close(self) -> None:
         self._file.close()
 

@@ -1,0 +1,198 @@
+"""Checkpoint directories: how one becomes visible, how it is checked, which ones stay.
+
+    RUN_DIR/checkpoints/
+        step-00000010/            committed: complete and checked
+            .metadata  __0_0.distcp  __1_0.distcp ...   an ordinary DCP directory
+            manifest.json         size and xxh3 of every file; written last
+        .step-00000020.<attempt>/ being written, or left behind by a kill; never loaded
+        LATEST                    name of the newest one: a hint for people, never trusted
+
+The attempt id is new at every restore, so a writer that outlives its run can't publish into a later one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import xxhash
+
+from training.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+_CHUNK_BYTES = 16 << 20
+_COMMITTED = re.compile(r"step-(\d{8,})")
+_PARTIAL = re.compile(r"\.step-(\d{8,})\.(\w+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileEntry:
+    """What a file of a committed checkpoint must look like."""
+
+    size_bytes: int
+    xxh3: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """Proof that a checkpoint is whole. Written last, so its presence is the commit."""
+
+    version: Literal[1] = 1
+    attempt: str
+    step: int
+    position: int
+    world_size: int
+    format: Literal["dcp", "torch"]
+    files: dict[str, FileEntry]
+
+
+def committed_path(root: Path, step: int) -> Path:
+    return root / f"step-{step:08d}"
+
+
+def partial_path(root: Path, step: int, attempt: str) -> Path:
+    return root / f".step-{step:08d}.{attempt}"
+
+
+def committed_checkpoints(root: Path) -> list[Path]:
+    """Return committed checkpoint directories, newest step first."""
+    found = [path for path in _children(root) if _COMMITTED.fullmatch(path.name)]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """Return the step in a directory's name."""
+    match = _COMMITTED.fullmatch(path.name) or _PARTIAL.fullmatch(path.name)
+    if match is None:
+        raise CheckpointError(f"{path}: is no checkpoint directory; give one named step-NNNNNNNN")
+    return int(match.group(1))
+
+
+def hash_files(directory: Path, names: Iterable[str]) -> dict[str, FileEntry]:
+    """Return size and xxh3 of files, as they are on disk."""
+    return {name: _entry(directory / name) for name in names}
+
+
+def commit(
+    root: Path,
+    manifest: Manifest,
+    *,
+    keep: int,
+) -> Path:
+    """Publish a complete partial directory: manifest, rename, LATEST, then retention.
+
+    Args:
+        root: Directory of all checkpoints of the run.
+        manifest: Contents of the partial directory, every file checked by whoever wrote it.
+        keep: Committed checkpoints to keep.
+    """
+    partial = partial_path(root, manifest.step, manifest.attempt)
+    final = committed_path(root, manifest.step)
+    write_json(partial / MANIFEST, asdict(manifest))
+    fsync_directory(partial)
+    if final.exists():  # the same step, committed by an attempt that was rolled back
+        replaced = root / f".replaced-{final.name}.{manifest.attempt}"
+        final.rename(replaced)
+        partial.rename(final)
+        shutil.rmtree(replaced)
+    else:
+        partial.rename(final)
+    fsync_directory(root)
+    write_text(root / "LATEST", final.name + "\n")
+    prune(root, keep=keep, attempt=manifest.attempt)
+    return final
+
+
+def prune(root: Path, *, keep: int, attempt: str) -> None:
+    """Remove old checkpoints, and what other attempts left half-written."""
+    for path in committed_checkpoints(root)[keep:]:
+        # rename first: a directory that is being deleted must not look committed
+        doomed = root / f".doomed-{path.name}"
+        path.rename(doomed)
+        shutil.rmtree(doomed)
+    for path in _children(root):
+        match = _PARTIAL.fullmatch(path.name)
+        is_orphan = match is not None and match.group(2) != attempt
+        if is_orphan or path.name.startswith((".doomed-", ".replaced-")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read the manifest of a committed checkpoint.
+
+    Raises:
+        CheckpointError: It is missing or unreadable.
+    """
+    try:
+        raw: dict[str, Any] = json.loads((directory / MANIFEST).read_text())
+        files = {name: FileEntry(**entry) for name, entry in raw.pop("files").items()}
+        manifest = Manifest(**raw, files=files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{directory / MANIFEST}: cannot be read ({error})") from error
+    if manifest.version != 1:
+        raise CheckpointError(f"{directory / MANIFEST}: version={manifest.version!r}: only 1 is known")
+    return manifest
+
+
+def verify(directory: Path, *, part: int = 0, parts: int = 1) -> Manifest:
+    """Check every file against the manifest; `part` of `parts` shares the hashing between ranks.
+
+    Raises:
+        CheckpointError: Names the first file that is missing, truncated or changed.
+    """
+    manifest = read_manifest(directory)
+    for index, (name, expected) in enumerate(sorted(manifest.files.items())):
+        try:
+            size_bytes = (directory / name).stat().st_size
+        except OSError as error:
+            raise CheckpointError(f"{directory / name}: is missing ({error.strerror})") from error
+        if size_bytes != expected.size_bytes:
+            raise CheckpointError(
+                f"{directory / name}: has {size_bytes} bytes, the manifest says {expected.size_bytes}"
+            )
+        if index % parts == part and _entry(directory / name) != expected:
+            raise CheckpointError(f"{directory / name}: its xxh3 differs from the manifest's")
+    return manifest
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write JSON so that a reader sees all of it or nothing, also after a power cut."""
+    write_text(path, json.dumps(value, indent=1, sort_keys=True))
+
+
+def write_text(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def fsync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _entry(path: Path) -> FileEntry:
+    digest = xxhash.xxh3_128()
+    size_bytes = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size_bytes += len(chunk)
+    return FileEntry(size_bytes=size_bytes, xxh3=digest.hexdigest())
+
+
+def _children(root: Path) -> list[Path]:
+    return list(root.iterdir()) if root.is_dir() else []

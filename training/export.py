@@ -1,0 +1,87 @@
+"""Checkpoint to a Hugging Face directory: safetensors, config and tokenizer.
+
+Runs on one machine without a process group and reads DCP directly, so it needs host memory for the
+weights alone (8B: 32 GB in fp32, 16 GB in bf16).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import torch
+
+from training.config import ModelConfig
+from training.errors import CheckpointError, ConfigError
+from training.fingerprint import load_full, newest_checkpoint
+from training.model import build_model, load_model_config
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "model."
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def export(checkpoint: Path, config: ModelConfig, output: Path, *, dtype: torch.dtype) -> None:
+    """Write the weights of a checkpoint so that `from_pretrained(output)` loads them.
+
+    Raises:
+        CheckpointError: The checkpoint is not whole, or does not hold this model.
+        ConfigError: The output directory is not empty.
+    """
+    if output.exists() and any(output.iterdir()):
+        raise ConfigError.of("--output", str(output), "is not empty", "give a new directory")
+    loaded = load_full(checkpoint, prefix=_PREFIX)
+    state = {name.removeprefix(_PREFIX): tensor.to(dtype) for name, tensor in loaded.items()}
+    model = build_model(load_model_config(config))
+    tied = set(getattr(model, "all_tied_weights_keys", {}))
+    expected = {name for name, _ in model.named_parameters()} - tied
+    if expected - state.keys():
+        raise CheckpointError(f"{checkpoint}: lacks {sorted(expected - state.keys())[:3]} of this model")
+    model.config.dtype = dtype  # type: ignore[union-attr]
+    model.config.use_cache = True  # type: ignore[union-attr]
+    output.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(output, state_dict=state)  # type: ignore[operator]
+
+
+def copy_tokenizer(source: Path, output: Path) -> bool:
+    """Copy the tokenizer that made the data; return whether there was one (bytes have none)."""
+    found = [source / name for name in _TOKENIZER_FILES if (source / name).exists()]
+    for path in found:
+        shutil.copy2(path, output / path.name)
+    return bool(found)
+
+
+def _model_of_run(run_dir: Path) -> tuple[ModelConfig, Path]:
+    try:
+        record = json.loads((run_dir / "run.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError.of(
+            "RUN_DIR", str(run_dir), f"is no run directory ({error})", "give one that holds run.json"
+        ) from error
+    fixed = record["fixed"]
+    return ModelConfig(source=fixed["model.source"], config=fixed["model.config"]), Path(
+        record["data_path"]
+    )
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="training export", description="Write a Hugging Face directory from a run's checkpoint."
+    )
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--checkpoint", type=Path, help="default: the run's newest")
+    parser.add_argument("--dtype", choices=sorted(_DTYPES), default="bf16")
+    arguments = parser.parse_args(argv)
+    model, data_path = _model_of_run(arguments.run_dir)
+    checkpoint = arguments.checkpoint or newest_checkpoint(arguments.run_dir)
+    export(checkpoint, model, arguments.output, dtype=_DTYPES[arguments.dtype])
+    if not copy_tokenizer(data_path, arguments.output):
+        logger.warning("no tokenizer.json in %s: the export has weights and config only", data_path)
+    logger.info("wrote %s from %s", arguments.output, checkpoint)
+    return 0

@@ -1,0 +1,107 @@
+"""A run's directory: who it belongs to, that one process group uses it, and that it is finished.
+
+run.json   settings that may not change on resume, and the identity of the data
+lock       held by rank 0 for as long as it lives
+DONE       the run's last step is durable; nothing is started again
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training import schema
+from training.commit import write_json
+from training.config import JobConfig
+from training.errors import ConfigError, Problem, RunError
+
+_LOCK_WAIT_SECONDS = 30.0
+
+
+@dataclass(kw_only=True, slots=True)
+class RunDirectory:
+    """Paths and identity of one run."""
+
+    path: Path
+    _lock: int | None = None
+
+    @property
+    def done_file(self) -> Path:
+        return self.path / "DONE"
+
+    def is_done(self) -> bool:
+        return self.done_file.exists()
+
+    def claim(self, config: JobConfig, *, data_identity: Mapping[str, str], owner: bool) -> None:
+        """Check that this run may use the directory; the owner (rank 0) also takes the lock.
+
+        Raises:
+            ConfigError: A setting that may not change on resume has changed.
+            RunError: Another run holds the directory.
+        """
+        identity = _identity(config, data_identity)
+        record = self.path / "run.json"
+        if owner:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+        if record.exists():
+            problems = list(_changed(json.loads(record.read_text()), identity, self.path))
+            if problems:
+                raise ConfigError(problems)
+        elif owner:
+            write_json(record, identity)
+
+    def mark_done(self, step: int) -> None:
+        write_json(self.done_file, {"step": step})
+
+    def _take_lock(self) -> None:
+        """Lock by POSIX record lock: the kernel frees it when the process dies, forks don't inherit it."""
+        if self._lock is not None:
+            return
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        deadline = time.monotonic() + _LOCK_WAIT_SECONDS
+        while True:
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+                    os.close(descriptor)
+                    raise RunError(
+                        f"run_dir={str(self.path)!r}: is in use by {holder}; "
+                        "wait for that run, or give this one its own --run-dir"
+                    ) from error
+                time.sleep(0.2)
+        self._lock = descriptor
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"pid {os.getpid()} on {os.uname().nodename}".encode(), 0)
+
+
+def default_run_directory(config: JobConfig) -> Path:
+    """Return where a run goes unless it is told otherwise."""
+    return Path("runs") / config.job.name
+
+
+def _identity(config: JobConfig, data_identity: Mapping[str, str]) -> dict[str, Any]:
+    fixed = schema.fixed_values(config) | {"data.path": dict(data_identity)}
+    parsed: dict[str, Any] = json.loads(json.dumps(fixed))
+    return {"version": 1, "name": config.job.name, "data_path": config.data.path, "fixed": parsed}
+
+
+def _changed(recorded: Mapping[str, Any], identity: Mapping[str, Any], path: Path) -> Iterator[Problem]:
+    if recorded["name"] != identity["name"]:
+        rule = f"the directory {path} belongs to the run {recorded['name']!r}"
+        yield Problem(path="job.name", value=identity["name"], rule=rule, fix="use another --run-dir")
+    before, now = recorded["fixed"], identity["fixed"]
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            rule = f"may not change when a run resumes; {path} was started with {before.get(key)!r}"
+            fix = "restore the old value, or start a new run with another --run-dir"
+            yield Problem(path=key, value=now.get(key), rule=rule, fix=fix)

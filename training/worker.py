@@ -1,0 +1,188 @@
+"""One training process: `training run`, under ft_launcher, torchrun or alone.
+
+What lives as long as the process (event log, checkpointer with its worker, token stores) is made here;
+what a fault throws away is made by each attempt (process group, mesh, Trainer).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from training import environment, restart
+from training.checkpoint import Checkpointer
+from training.config import JobConfig, check_timeouts, load_recipe
+from training.errors import ConfigError
+from training.events import EventLog, process_start_seconds
+from training.faults import FaultPlan
+from training.restart import Attempt, RankMonitor
+from training.run_directory import RunDirectory, default_run_directory
+from training.shards import TokenStore
+from training.trainer import Trainer, set_determinism
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """Runs attempts until the run is done."""
+
+    def __init__(self, config: JobConfig, run_dir: Path) -> None:
+        """Check everything that can be wrong before a process group exists.
+
+        Raises:
+            ConfigError: Too few or too many ranks, no data, timeouts that don't fit the device.
+        """
+        self._config = config
+        self._directory = RunDirectory(path=run_dir)
+        self._rank, self._world_size = _check_world(config)
+        self._device = choose_device(config)
+        _check_timeouts(config, self._device)
+        set_determinism(config)
+        self._training_store, self._validation_store = open_stores(config)
+        node = environment.node_name()
+        self._events = EventLog(
+            run_dir,
+            role="rank",
+            node=node,
+            rank=self._rank,
+            round=environment.integer("TORCHELASTIC_RESTART_COUNT", 0),
+            iteration=0,
+        )
+        born = process_start_seconds()
+        self._events.emit("enter", born=born)
+        self._events.span_since("imports", born)
+        self._monitor = RankMonitor()
+        self._checkpointer = Checkpointer(
+            config.checkpoint, run_dir, device=self._device, events=self._events, node=node
+        )
+        self._faults = FaultPlan(
+            config.rehearsal.faults, directory=run_dir / "faults", events=self._events
+        )
+
+    def run(self) -> None:
+        """Train to the end."""
+        if self._directory.is_done():
+            logger.info("%s: the run is done; nothing to do", self._directory.path)
+            return
+        restart.run_restartable(
+            self._attempt, config=self._config, events=self._events, device=self._device
+        )
+        self._checkpointer.close()
+        self._events.close()
+
+    def _attempt(self, attempt: Attempt) -> None:
+        self._events.update(iteration=attempt.iteration)
+        with self._monitor.section("setup"):
+            with self._events.span("rendezvous"):
+                restart.open_group(
+                    self._device, iteration=attempt.iteration, config=self._config.recovery
+                )
+            self._directory.claim(
+                self._config,
+                data_identity=data_identity(self._config, self._training_store),
+                owner=self._rank == 0,
+            )
+            trainer = Trainer(
+                self._config,
+                device=self._device,
+                mesh=make_mesh(self._config, self._device),
+                training_store=self._training_store,
+                validation_store=self._validation_store,
+                checkpointer=self._checkpointer,
+                events=self._events,
+                monitor=self._monitor,
+                faults=self._faults,
+            )
+        try:
+            trainer.train(attempt)
+        finally:
+            trainer.close()
+        if self._rank == 0:
+            self._directory.mark_done(trainer.state.step)
+        self._events.emit("done", step=trainer.state.step)
+        restart.close_group()
+
+
+def choose_device(config: JobConfig) -> torch.device:
+    """Return this rank's device; a CPU where a GPU was expected is said once, with its cost."""
+    wanted = config.training.device
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise ConfigError.of(
+            "training.device", wanted, "needs a CUDA GPU and there is none", 'use "cpu" to rehearse'
+        )
+    if wanted == "cpu" or not available:
+        if wanted == "auto" and int(os.environ.get("RANK", "0")) == 0:
+            logger.warning("no GPU: training on the CPU in fp32, hundreds of times slower")
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    torch.set_float32_matmul_precision("high")
+    return device
+
+
+def make_mesh(config: JobConfig, device: torch.device) -> DeviceMesh:
+    """Make the mesh: one dimension for plain FSDP, (replicate, shard) for HSDP."""
+    world_size, replicas = dist.get_world_size(), config.job.replicas
+    shape = (world_size,) if replicas == 1 else (replicas, world_size // replicas)
+    names = ("shard",) if replicas == 1 else ("replicate", "shard")
+    return restart.open_mesh(device, shape, names=names, config=config.recovery)
+
+
+def open_stores(config: JobConfig) -> tuple[TokenStore, TokenStore | None]:
+    """Open the training shards, and the validation shards where evaluation is on."""
+    training = TokenStore(Path(config.data.path) / "train")
+    if not config.training.evaluate_every_steps:
+        return training, None
+    path = Path(config.data.validation_path or Path(config.data.path) / "validation")
+    return training, TokenStore(path, setting="data.validation_path")
+
+
+def data_identity(config: JobConfig, store: TokenStore) -> Mapping[str, str]:
+    """Return what makes two token stores the same to a run that resumes."""
+    checksums = "".join(shard.xxh3_128 for shard in store.index.shards)
+    return {
+        "tokens": str(store.tokens),
+        "shards": hashlib.sha256(checksums.encode()).hexdigest(),
+        "tokenizer": store.index.tokenizer_sha256,
+    }
+
+
+def _check_world(config: JobConfig) -> tuple[int, int]:
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size != config.job.world_size:
+        raise ConfigError.of(
+            "WORLD_SIZE",
+            world_size,
+            f"the recipe says {config.job.nodes} nodes x {config.job.ranks_per_node} ranks = "
+            f"{config.job.world_size}",
+            "start it with `python -m training launch RECIPE` (or torchrun with as many ranks), "
+            "or change [job] in the recipe",
+        )
+    return rank, world_size
+
+
+def _check_timeouts(config: JobConfig, device: torch.device) -> None:
+    if config.recovery.in_process:
+        problems = list(check_timeouts(config.recovery, cuda=device.type == "cuda"))
+        if problems:
+            raise ConfigError(problems)
+
+
+def main(argv: list[str]) -> int:
+    """Run `training run RECIPE [--run-dir DIR]`."""
+    parser = argparse.ArgumentParser(prog="training run", description="Be one training rank.")
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("--run-dir", type=Path, help="default: runs/<job.name>")
+    arguments = parser.parse_args(argv)
+    config = load_recipe(arguments.recipe)
+    Worker(config, arguments.run_dir or default_run_directory(config)).run()
+    return 0
