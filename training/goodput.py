@@ -1,0 +1,337 @@
+"""The goodput ledger: where the wall time of a run went, from its event log alone.
+
+    python -m training goodput RUN_DIR [--json]
+
+Goodput is the time of optimizer steps that are part of the final state, divided by wall time. Every other
+part is measured by itself, between events that are its own; what no event explains is the residual, which
+is printed and not added to anything.
+
+    start        the run's first sign of life until the process that all others waited for
+    imports, rendezvous, build, load    of every generation, the first included
+    productive   steps on the lineage that survived
+    lost work    steps that a restart threw away, and the step that a fault interrupted
+    save         the training thread held up by checkpoints
+    evaluate
+    detect       from a fault to its first sign: an exception, a dead process, a hang limit
+    restart      from that sign until processes are new, or have entered the training function again
+    idle         a node without a launcher: its pod is being made again, or the run was stopped
+    finalize     waiting for the last checkpoint
+    stop         from the last rank's end to the end of the launchers
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from training.errors import EXIT_DONE, ConfigError
+from training.events import read_events
+from training.timeline import STEP, Event, Generation, Interval, generations
+
+PARTS = (
+    "productive",
+    "lost work",
+    "save",
+    "evaluate",
+    "detect",
+    "restart",
+    "idle",
+    "start",
+    "imports",
+    "rendezvous",
+    "build",
+    "load",
+    "finalize",
+    "stop",
+)
+PHASES = ("lost work", "detect", "restart", "idle", "imports", "rendezvous", "build", "load")
+
+_SIGNS = ("worker_exit", "launcher_exit", "exit", "reentry", "round")
+_BAR_WIDTH = 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restart:
+    """One recovery."""
+
+    layer: str
+    """in-process, in-job, or launcher."""
+    fault: str
+    """Kind of the planned fault; empty if nobody planned it."""
+    step: int
+    """Last step that was finished before."""
+    restored_step: int
+    """Step that training went on from."""
+    phases: Mapping[str, float]
+    """Seconds by phase, from the last sign of progress to the state being loaded."""
+
+    @property
+    def steps_lost(self) -> int:
+        return max(0, self.step - self.restored_step)
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.phases.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goodput:
+    """Where the wall time of a run went."""
+
+    wall_seconds: float
+    parts: Mapping[str, float]
+    """Seconds by part, in the order of `PARTS`."""
+    steps: int
+    """Optimizer steps that survived."""
+    steps_lost: int
+    restarts: tuple[Restart, ...]
+    finished: bool
+    """The last step is durable."""
+
+    @property
+    def goodput(self) -> float:
+        """Productive share of wall time, 0 to 1."""
+        return self.parts["productive"] / self.wall_seconds if self.wall_seconds else 0.0
+
+    @property
+    def residual_seconds(self) -> float:
+        """Wall time that no event explains."""
+        return self.wall_seconds - sum(self.parts.values())
+
+    @property
+    def residual(self) -> float:
+        """Share of wall time that no event explains, 0 to 1."""
+        return self.residual_seconds / self.wall_seconds if self.wall_seconds else 0.0
+
+    def restarts_by_layer(self) -> dict[str, int]:
+        return dict(Counter(restart.layer for restart in self.restarts))
+
+    def as_dict(self) -> dict[str, Any]:
+        restarts = [{**asdict(r), "steps_lost": r.steps_lost, "seconds": r.seconds} for r in self.restarts]
+        return {
+            "wall_seconds": self.wall_seconds,
+            "goodput": self.goodput,
+            "parts": dict(self.parts),
+            "residual_seconds": self.residual_seconds,
+            "residual": self.residual,
+            "steps": self.steps,
+            "steps_lost": self.steps_lost,
+            "restarts_by_layer": self.restarts_by_layer(),
+            "restarts": restarts,
+            "finished": self.finished,
+        }
+
+
+def ledger(events: Sequence[Event]) -> Goodput:
+    """Account for the time between the first and the last event of a run.
+
+    Args:
+        events: As returned by `read_events`.
+    """
+    if not events:
+        nothing = dict.fromkeys(PARTS, 0.0)
+        return Goodput(wall_seconds=0.0, parts=nothing, steps=0, steps_lost=0, restarts=(), finished=False)
+    return _Ledger(events).result()
+
+
+class _Ledger:
+    """Walks along the line of time; `_reached` is how far it is accounted for."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._events = _until_done(events)
+        self._generations = generations(self._events)
+        self._limits = _surviving_limits(self._generations)
+        self._begin = min(float(event.get("born", event["time"])) for event in self._events)
+        self._end = max(float(event["time"]) for event in self._events)
+        self._reached = self._begin
+        self._parts = dict.fromkeys(PARTS, 0.0)
+        self._restarts: list[Restart] = []
+
+    def result(self) -> Goodput:
+        for number, generation in enumerate(self._generations):
+            if number:
+                self._account_restart(self._generations[number - 1], generation)
+            else:
+                self._add("start", self._begin, generation.critical.began)
+            self._account_generation(generation, self._limits[number])
+        finished = self._account_end()
+        survived, lost = self._count_steps()
+        return Goodput(
+            wall_seconds=self._end - self._begin,
+            parts=self._parts,
+            steps=survived,
+            steps_lost=lost,
+            restarts=tuple(self._restarts),
+            finished=finished,
+        )
+
+    def _add(self, part: str, start: float, end: float) -> float:
+        """Book [start, end), less what is booked already, and return the seconds booked."""
+        start = max(start, self._reached)
+        if end <= start:
+            return 0.0
+        self._reached = end
+        self._parts[part] = self._parts.get(part, 0.0) + end - start
+        return end - start
+
+    def _account_generation(self, generation: Generation, limit: float) -> None:
+        for interval in generation.critical.intervals:
+            self._add(_part_of(interval, limit), interval.start, interval.end)
+
+    def _account_restart(self, before: Generation, after: Generation) -> None:
+        phases = self._account_interruption(before, after.critical.began)
+        for interval in after.critical.intervals:
+            if interval.name in PHASES:
+                seconds = self._add(interval.name, interval.start, interval.end)
+                phases[interval.name] += seconds
+        fault = before.faults[0]["kind"] if before.faults else ""
+        base = after.base or 0
+        self._restarts.append(
+            Restart(
+                layer=self._layer(before, after),
+                fault=fault,
+                step=max(before.finished_steps, default=before.base or 0),
+                restored_step=base,
+                phases=phases,
+            )
+        )
+
+    def _account_interruption(self, generation: Generation, until: float) -> dict[str, float]:
+        """Book the time from the last progress of a generation to the next one's beginning."""
+        fault = float(generation.faults[0]["time"]) if generation.faults else self._reached
+        sign = self._first_sign(generation, until)
+        phases = dict.fromkeys(PHASES, 0.0)
+        phases["lost work"] = self._add("lost work", self._reached, min(fault, until))
+        phases["detect"] = self._add("detect", self._reached, sign)
+        for gone, back in self._pauses(sign, until):
+            phases["restart"] += self._add("restart", sign, gone)
+            phases["idle"] += self._add("idle", gone, back)
+        phases["restart"] += self._add("restart", sign, until)
+        return phases
+
+    def _pauses(self, start: float, end: float) -> list[tuple[float, float]]:
+        """Return when a node was without a launcher: from its exit to the next launch on any node."""
+        exits = [float(e["time"]) for e in self._events if e["event"] == "exit"]
+        launches = [float(e["time"]) for e in self._events if e["event"] == "launch"]
+        gone = [time for time in exits if start <= time < end]
+        back = [time for time in launches if gone and max(gone) < time < end]
+        return [(max(gone), min(back))] if back else []
+
+    def _first_sign(self, generation: Generation, until: float) -> float:
+        after = generation.faults[0]["time"] if generation.faults else generation.began_to_train
+        signs = [float(e["time"]) for e in self._events if e["event"] in _SIGNS]
+        signs += [float(e["time"]) for e in generation.exceptions]
+        return min((time for time in signs if after <= time <= until), default=until)
+
+    def _layer(self, before: Generation, after: Generation) -> str:
+        if after.critical.process in before.processes:
+            return "in-process"
+        launched = [float(e["time"]) for e in self._events if e["event"] == "launch"]
+        again = any(before.began_to_train < time < after.critical.began for time in launched)
+        return "launcher" if again else "in-job"
+
+    def _account_end(self) -> bool:
+        """Book what follows the last generation; return whether the run is done."""
+        done = [float(event["time"]) for event in self._events if event["event"] == "done"]
+        if done:
+            self._add("stop", max(done), self._end)
+        elif self._generations and self._was_interrupted():
+            self._account_interruption(self._generations[-1], self._end)
+        return bool(done)
+
+    def _was_interrupted(self) -> bool:
+        last = self._generations[-1]
+        return bool(last.faults or last.exceptions) or self._first_sign(last, self._end) < self._end
+
+    def _count_steps(self) -> tuple[int, int]:
+        """Return how many steps survived and how many were lost."""
+        survived: set[int] = set()
+        lost = 0
+        for generation, limit in zip(self._generations, self._limits, strict=True):
+            kept = {step for step in generation.finished_steps if step <= limit}
+            lost += len(generation.finished_steps) - len(kept)
+            survived |= kept
+        return len(survived), lost
+
+
+def _until_done(events: Sequence[Event]) -> Sequence[Event]:
+    """Leave out what happened when a run that was done was started again."""
+    done = [float(event["time"]) for event in events if event["event"] == "done"]
+    for number, event in enumerate(events):
+        if done and event["event"] == "launch" and event["time"] > max(done):
+            return events[:number]
+    return events
+
+
+def _surviving_limits(line: Sequence[Generation]) -> list[float]:
+    """Return for each generation the last step that no later one took back."""
+    limits: list[float] = []
+    limit = float("inf")
+    for generation in reversed(line):
+        limits.append(limit)
+        if generation.base is not None:
+            limit = min(limit, generation.base)
+    return limits[::-1]
+
+
+def _part_of(interval: Interval, limit: float) -> str:
+    if interval.name != STEP:
+        return interval.name
+    return "productive" if (interval.step or 0) <= limit else "lost work"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `training goodput RUN_DIR [--json]` and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m training goodput", description="Show where the wall time of a run went."
+    )
+    parser.add_argument("run_dir", type=Path, help="directory of a run, such as runs/NAME")
+    parser.add_argument("--json", action="store_true", help="print the ledger as JSON")
+    options = parser.parse_args(arguments)
+    events = read_events(options.run_dir)
+    if not events:
+        rule, fix = "holds no events", "give the directory of a run, such as runs/NAME"
+        raise ConfigError.of("RUN_DIR", str(options.run_dir), rule, fix)
+    result = ledger(events)
+    text = json.dumps(result.as_dict(), indent=1) if options.json else as_table(result)
+    sys.stdout.write(text + "\n")
+    return EXIT_DONE
+
+
+def as_table(result: Goodput) -> str:
+    """Return the ledger as text for people."""
+    steps = {"productive": f"{result.steps} steps", "lost work": f"{result.steps_lost} steps"}
+    rows = [
+        _row(name, seconds, result.wall_seconds, steps.get(name, ""))
+        for name, seconds in result.parts.items()
+        if seconds or name in steps
+    ]
+    rows.append(_row("residual", result.residual_seconds, result.wall_seconds, "no event explains it"))
+    state = "finished" if result.finished else "not finished"
+    head = f"wall time {result.wall_seconds:.1f} s, {state}, goodput {result.goodput:.1%}"
+    return "\n".join([head, "", *rows, *_restart_rows(result.restarts)])
+
+
+def _row(name: str, seconds: float, wall_seconds: float, note: str) -> str:
+    share = seconds / wall_seconds if wall_seconds else 0.0
+    bar = "█" * round(share * _BAR_WIDTH)
+    return f"{name:<11}{seconds:>9.1f} s {share:>6.1%}  {bar:<{_BAR_WIDTH}}  {note}".rstrip()
+
+
+def _restart_rows(restarts: Sequence[Restart]) -> list[str]:
+    if not restarts:
+        return []
+    columns = "".join(f"{name:>11}" for name in PHASES)
+    rows = ["", "restarts, seconds by phase", f"{'layer':<11}{'fault':<10} {'steps':<12}{columns}      total"]
+    for restart in restarts:
+        steps = f"{restart.step}->{restart.restored_step}"
+        phases = "".join(f"{restart.phases[name]:>11.2f}" for name in PHASES)
+        fault = restart.fault or "unplanned"
+        rows.append(f"{restart.layer:<11}{fault:<10} {steps:<12}{phases}{restart.seconds:>11.2f}")
+    return rows
