@@ -66,14 +66,14 @@ class Restart:
     """Kind of the planned fault; empty if nobody planned it."""
     step: int
     """Last step that was finished before."""
-    restored_step: int
-    """Step that training went on from."""
+    restored_step: int | None
+    """Step that training went on from; None as long as it has not."""
     phases: Mapping[str, float]
     """Seconds by phase, from the last sign of progress to the state being loaded."""
 
     @property
     def steps_lost(self) -> int:
-        return max(0, self.step - self.restored_step)
+        return 0 if self.restored_step is None else max(0, self.step - self.restored_step)
 
     @property
     def seconds(self) -> float:
@@ -146,6 +146,9 @@ class _Ledger:
     def __init__(self, events: Sequence[Event]) -> None:
         self._events = _until_done(events)
         self._generations = generations(self._events)
+        self._signs = self._times(*_SIGNS)
+        self._exits, self._launches = self._times("exit"), self._times("launch")
+        self._done = self._times("done")
         self._limits = _surviving_limits(self._generations)
         self._begin = min(float(event.get("born", event["time"])) for event in self._events)
         self._end = max(float(event["time"]) for event in self._events)
@@ -171,6 +174,9 @@ class _Ledger:
             finished=finished,
         )
 
+    def _times(self, *kinds: str) -> list[float]:
+        return [float(event["time"]) for event in self._events if event["event"] in kinds]
+
     def _add(self, part: str, start: float, end: float) -> float:
         """Book [start, end), less what is booked already, and return the seconds booked."""
         start = max(start, self._reached)
@@ -191,13 +197,12 @@ class _Ledger:
                 seconds = self._add(interval.name, interval.start, interval.end)
                 phases[interval.name] += seconds
         fault = before.faults[0]["kind"] if before.faults else ""
-        base = after.base or 0
         self._restarts.append(
             Restart(
                 layer=self._layer(before, after),
                 fault=fault,
                 step=max(before.finished_steps, default=before.base or 0),
-                restored_step=base,
+                restored_step=after.base,
                 phases=phases,
             )
         )
@@ -217,33 +222,28 @@ class _Ledger:
 
     def _pauses(self, start: float, end: float) -> list[tuple[float, float]]:
         """Return when a node was without a launcher: from its exit to the next launch on any node."""
-        exits = [float(e["time"]) for e in self._events if e["event"] == "exit"]
-        launches = [float(e["time"]) for e in self._events if e["event"] == "launch"]
-        gone = [time for time in exits if start <= time < end]
-        back = [time for time in launches if gone and max(gone) < time < end]
+        gone = [time for time in self._exits if start <= time < end]
+        back = [time for time in self._launches if gone and max(gone) < time < end]
         return [(max(gone), min(back))] if back else []
 
     def _first_sign(self, generation: Generation, until: float) -> float:
         after = generation.faults[0]["time"] if generation.faults else generation.began_to_train
-        signs = [float(e["time"]) for e in self._events if e["event"] in _SIGNS]
-        signs += [float(e["time"]) for e in generation.exceptions]
+        signs = self._signs + [float(e["time"]) for e in generation.exceptions]
         return min((time for time in signs if after <= time <= until), default=until)
 
     def _layer(self, before: Generation, after: Generation) -> str:
         if after.critical.process in before.processes:
             return "in-process"
-        launched = [float(e["time"]) for e in self._events if e["event"] == "launch"]
-        again = any(before.began_to_train < time < after.critical.began for time in launched)
+        again = any(before.began_to_train < time < after.critical.began for time in self._launches)
         return "launcher" if again else "in-job"
 
     def _account_end(self) -> bool:
         """Book what follows the last generation; return whether the run is done."""
-        done = [float(event["time"]) for event in self._events if event["event"] == "done"]
-        if done:
-            self._add("stop", max(done), self._end)
+        if self._done:
+            self._add("stop", max(self._done), self._end)
         elif self._generations and self._was_interrupted():
             self._account_interruption(self._generations[-1], self._end)
-        return bool(done)
+        return bool(self._done)
 
     def _was_interrupted(self) -> bool:
         last = self._generations[-1]
@@ -330,7 +330,8 @@ def _restart_rows(restarts: Sequence[Restart]) -> list[str]:
     columns = "".join(f"{name:>11}" for name in PHASES)
     rows = ["", "restarts, seconds by phase", f"{'layer':<11}{'fault':<10} {'steps':<12}{columns}      total"]
     for restart in restarts:
-        steps = f"{restart.step}->{restart.restored_step}"
+        restored = "?" if restart.restored_step is None else restart.restored_step
+        steps = f"{restart.step}->{restored}"
         phases = "".join(f"{restart.phases[name]:>11.2f}" for name in PHASES)
         fault = restart.fault or "unplanned"
         rows.append(f"{restart.layer:<11}{fault:<10} {steps:<12}{phases}{restart.seconds:>11.2f}")

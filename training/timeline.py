@@ -10,8 +10,9 @@ real process, so its spans don't overlap.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Event = Mapping[str, Any]
@@ -150,11 +151,8 @@ def _beginning(event: Event) -> float:
 def _intervals(events: Sequence[Event]) -> tuple[Interval, ...]:
     """Return an attempt's spans in order, each cut where the next one starts."""
     spans = sorted((_interval(event) for event in events if _is_span(event)), key=lambda i: i.start)
-    ends = [following.start for following in spans[1:]] + [float("inf")]
-    return tuple(
-        Interval(name=span.name, start=span.start, end=min(span.end, end), step=span.step)
-        for span, end in zip(spans, ends, strict=True)
-    )
+    limits = itertools.chain((following.start for following in spans[1:]), [float("inf")])
+    return tuple(replace(span, end=min(span.end, limit)) for span, limit in zip(spans, limits, strict=False))
 
 
 def _is_span(event: Event) -> bool:

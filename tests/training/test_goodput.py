@@ -195,6 +195,7 @@ def test_run_that_broke_off() -> None:
     script.steps(3, 1.0)
     script.fault("sigkill", interrupted=0.5)
     script.respawn(detect=0.2, restart=5.0)
+    script.emit("enter", born=script.time - 1, rank=0, pid=77)
     script.emit("exit", role="supervisor", exit_code=1)
     result = check(script)
     assert not result.finished
