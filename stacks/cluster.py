@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import aws_cdk as cdk
-from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_eks_v2 as eks
-from aws_cdk import aws_iam as iam
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
+
 from eks_training.capacity import Capacity
 from eks_training.cluster_addons import ClusterAddons
 from eks_training.gpu_node_group import GpuNodeGroup, NodeSettings
@@ -19,7 +18,6 @@ from eks_training.system_node_group import SystemNodeGroup
 from eks_training.training_alarms import AlarmTopic, TrainingAlarms, monthly_budget
 from eks_training.training_cluster import TrainingCluster
 from eks_training.training_namespace import CLAIM, CONTROL_SERVICE_ACCOUNT, TRAINING_SERVICE_ACCOUNT
-
 from stacks.config import CapacityConfig, ClusterConfig
 from stacks.log_groups import log_group
 from stacks.manifests import ClusterValues, manifest_groups
@@ -49,9 +47,7 @@ class ClusterStack(cdk.Stack):
         self._config, self._network, self._storage = config, network, storage
         self._topic = AlarmTopic(self, "Alarms", email=config.operations.alarm_email).topic
         self._cluster = self._make_cluster()
-        addons = ClusterAddons(
-            self, "Addons", cluster=self._cluster, versions=config.addon_versions
-        )
+        addons = ClusterAddons(self, "Addons", cluster=self._cluster, versions=config.addon_versions)
         system = self._make_system_nodes(addons)
         addons.add_workload_addons(after=system)
         last: list[Construct] = [addons, system]
@@ -63,7 +59,7 @@ class ClusterStack(cdk.Stack):
         self._watch(gpu)
         self._write_outputs()
 
-    def _make_cluster(self) -> eks.Cluster:
+    def _make_cluster(self) -> eks.ICluster:
         config = self._config
         logs = log_group(
             self,

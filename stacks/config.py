@@ -50,7 +50,9 @@ Principal = Annotated[
     ),
 ]
 Email = Annotated[str, Pattern(regex=r"|[^@\s]+@[^@\s]+\.[^@\s]+", description="an e-mail address, or empty")]
-VpcId = Annotated[str, Pattern(regex=r"vpc-[0-9a-f]{8,17}", description="a VPC id such as vpc-0123456789abcdef0")]
+VpcId = Annotated[
+    str, Pattern(regex=r"vpc-[0-9a-f]{8,17}", description="a VPC id such as vpc-0123456789abcdef0")
+]
 SubnetId = Annotated[str, Pattern(regex=r"subnet-[0-9a-f]{8,17}", description="a subnet id")]
 ImageId = Annotated[str, Pattern(regex=r"|ami-[0-9a-f]{8,17}", description="an AMI id, or empty")]
 ReservationId = Annotated[
@@ -100,7 +102,7 @@ class NetworkConfig:
     service_cidr: str = "172.20.0.0/16"
     """Addresses of Kubernetes Services; nodes repeat it, so it cannot be left to EKS."""
     interface_endpoints: bool = False
-    """Reach ECR, EC2, EKS, STS and CloudWatch Logs inside the VPC, for about $0.01 an hour, zone and service."""
+    """Reach AWS inside the VPC: eight endpoints, about $0.01 an hour each and zone."""
     existing: ExistingNetwork | None = None
     """Use this VPC in place of a new one; `cidr` must be its addresses."""
 
@@ -262,7 +264,9 @@ class DataRepositoryConfig:
 
     bucket: BucketName = ""
     """An existing bucket of the same region; empty to make one, which outlives the stacks."""
-    prefix: Annotated[str, Pattern(regex=r"|[\w.-][\w./-]*", description="a key prefix without a leading /")] = ""
+    prefix: Annotated[
+        str, Pattern(regex=r"|[\w.-][\w./-]*", description="a key prefix without a leading /")
+    ] = ""
     """Keys that appear; empty for all."""
     path: Annotated[str, Pattern(regex=r"/[\w./-]+", description="an absolute folder such as /datasets")] = (
         "/datasets"
@@ -357,7 +361,7 @@ class ClusterConfig:
 
 
 def from_context(context: object) -> ClusterConfig:
-    """Build the settings from the `cluster` context: a table, or JSON text as `cdk -c cluster=...` gives it."""
+    """Build the settings from the `cluster` context: a table, or JSON text from `cdk -c cluster=...`."""
     if context is None:
         fix = "run from the repository root, or add it to cdk.json"
         raise ConfigError.of("cluster", None, "is missing from the CDK context", fix)

@@ -7,7 +7,6 @@ from typing import Any
 
 from eks_training.device_plugins import device_plugins
 from eks_training.training_namespace import SharedVolume, training_namespace
-
 from stacks.config import ClusterConfig
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
+
 from eks_training.efa_security_group import EfaSecurityGroup
 from eks_training.lustre_security_group import LustreSecurityGroup
-
 from stacks import rules
 from stacks.config import ClusterConfig, ExistingNetwork
 from stacks.log_groups import log_group
@@ -69,14 +69,14 @@ class NetworkStack(cdk.Stack):
             gateway_endpoints={
                 "S3": ec2.GatewayVpcEndpointOptions(service=ec2.GatewayVpcEndpointAwsService.S3)
             },
-            flow_logs={"All": ec2.FlowLogOptions(destination=ec2.FlowLogDestination.to_cloud_watch_logs(flow_logs))},
+            flow_logs={
+                "All": ec2.FlowLogOptions(destination=ec2.FlowLogDestination.to_cloud_watch_logs(flow_logs))
+            },
         )
         self.vpc = vpc
         self.training_subnet = vpc.private_subnets[0]
         names = [zone.name for zone in config.network.cluster_zones]
-        self.cluster_subnets = [
-            subnet for subnet in vpc.private_subnets if subnet.availability_zone in names
-        ]
+        self.cluster_subnets = [subnet for subnet in vpc.private_subnets if subnet.availability_zone in names]
         if config.network.interface_endpoints:
             for name, service in _INTERFACE_ENDPOINTS.items():
                 vpc.add_interface_endpoint(name, service=service)

@@ -15,9 +15,9 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_s3_assets as assets
 from constructs import Construct
+
 from eks_training.image_build import ImageBuild, ImageRepositories
 from eks_training.lustre_file_system import LustreFileSystem
-
 from stacks import image_sources
 from stacks.config import ClusterConfig, DataRepositoryConfig
 from stacks.log_groups import log_group
@@ -95,6 +95,4 @@ class StorageStack(cdk.Stack):
         with TemporaryDirectory() as folder:
             image_sources.copy_sources(Path(folder))
             # CDK copies the folder before it returns
-            return assets.Asset(
-                self, "ImageSource", path=folder, asset_hash=image_sources.source_hash()
-            )
+            return assets.Asset(self, "ImageSource", path=folder, asset_hash=image_sources.source_hash())

@@ -35,7 +35,7 @@ class ClusterAddons(Construct):
     """
 
     def __init__(
-        self, scope: Construct, construct_id: str, *, cluster: eks.Cluster, versions: Mapping[str, str]
+        self, scope: Construct, construct_id: str, *, cluster: eks.ICluster, versions: Mapping[str, str]
     ) -> None:
         super().__init__(scope, construct_id)
         self._cluster = cluster
@@ -50,8 +50,9 @@ class ClusterAddons(Construct):
 
     def add_workload_addons(self, *, after: IDependable) -> None:
         """Add DNS, the Lustre driver and node monitoring once `after` gives them nodes."""
-        # a static volume needs no permission; the controller would serve dynamic ones
-        csi_role = pod_identity_role(self, "FsxCsiRole", policies=["AmazonFSxFullAccess"])
+        # A static volume needs no permission at all. With a role the controller learns its region, which
+        # it cannot ask the node for: metadata is one hop too far for a pod.
+        csi_role = pod_identity_role(self, "FsxCsiRole")
         addons = (
             self._addon("coredns"),
             self._addon(

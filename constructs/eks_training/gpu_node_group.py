@@ -58,7 +58,7 @@ class GpuNodeGroup(Construct):
         scope: Construct,
         construct_id: str,
         *,
-        cluster: eks.Cluster,
+        cluster: eks.ICluster,
         subnet: ec2.ISubnet,
         security_groups: Sequence[ec2.ISecurityGroup],
         nodes: NodeSettings,
@@ -201,9 +201,7 @@ class GpuNodeGroup(Construct):
         )
 
 
-def _interface(
-    interface: NetworkInterface, group_ids: list[str]
-) -> LaunchTemplate.NetworkInterfaceProperty:
+def _interface(interface: NetworkInterface, group_ids: list[str]) -> LaunchTemplate.NetworkInterfaceProperty:
     # no public address: EC2 refuses one with several interfaces (terraform-aws-eks#3533)
     return LaunchTemplate.NetworkInterfaceProperty(
         network_card_index=interface.card,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aws_cdk import Duration, RemovalPolicy
 from aws_cdk import aws_codebuild as codebuild
 from aws_cdk import aws_ecr as ecr
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_s3_assets as assets
@@ -15,6 +16,18 @@ TARGETS = ("trainer", "control")
 """Targets of training/Dockerfile, one image each."""
 
 _KEPT_IMAGES = 20
+
+# push, pull the cache, and see what is there
+_PUSH = (
+    "ecr:BatchCheckLayerAvailability",
+    "ecr:BatchGetImage",
+    "ecr:CompleteLayerUpload",
+    "ecr:DescribeImages",
+    "ecr:GetDownloadUrlForLayer",
+    "ecr:InitiateLayerUpload",
+    "ecr:PutImage",
+    "ecr:UploadLayerPart",
+)
 
 # Tags are immutable and name the sources, so what is there is right. All targets are tried: a trainer
 # that does not build must not keep the control image back.
@@ -78,6 +91,7 @@ class ImageBuild(Construct):
         log_group: logs.ILogGroup,
     ) -> None:
         super().__init__(scope, construct_id)
+        role = self._role(repositories, source, encryption_key, log_group)
         self.project = codebuild.Project(
             self,
             "Project",
@@ -86,14 +100,36 @@ class ImageBuild(Construct):
             environment=_environment(),
             environment_variables=_variables(repositories, tag),
             build_spec=codebuild.BuildSpec.from_object(_build_spec()),
+            # CDK would add s3:GetObject*, kms:ReEncrypt*, report groups and a log group that is not used
+            role=role.without_policy_updates(),
             encryption_key=encryption_key,
             timeout=Duration.hours(2),
-            logging=codebuild.LoggingOptions(cloud_watch=codebuild.CloudWatchLoggingOptions(log_group=log_group)),
+            logging=codebuild.LoggingOptions(
+                cloud_watch=codebuild.CloudWatchLoggingOptions(log_group=log_group)
+            ),
         )
-        for repository in repositories.by_target.values():
-            repository.grant_pull_push(self.project)
-            repository.grant(self.project, "ecr:DescribeImages")
         self._start(tag)
+
+    def _role(
+        self,
+        repositories: ImageRepositories,
+        source: assets.Asset,
+        encryption_key: kms.IKey,
+        log_group: logs.ILogGroup,
+    ) -> iam.Role:
+        role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("codebuild.amazonaws.com"))
+        archive = source.bucket.arn_for_objects(source.s3_object_key)
+        statements = (
+            (["s3:GetObject", "s3:GetObjectVersion"], [archive]),
+            (["logs:CreateLogStream", "logs:PutLogEvents"], [log_group.log_group_arn]),
+            (["kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey"], [encryption_key.key_arn]),
+            (_PUSH, [repository.repository_arn for repository in repositories.by_target.values()]),
+            # has no resource
+            (["ecr:GetAuthorizationToken"], ["*"]),
+        )
+        for actions, resources in statements:
+            role.add_to_policy(iam.PolicyStatement(actions=list(actions), resources=resources))
+        return role
 
     def _start(self, tag: str) -> None:
         call = cr.AwsSdkCall(
@@ -131,9 +167,7 @@ def _variables(repositories: ImageRepositories, tag: str) -> dict[str, codebuild
 
 
 def _build_spec() -> dict[str, object]:
-    login = (
-        "aws ecr get-login-password | docker login --username AWS --password-stdin $REGISTRY"
-    )
+    login = "aws ecr get-login-password | docker login --username AWS --password-stdin $REGISTRY"
     return {
         "version": "0.2",
         "phases": {"pre_build": {"commands": [login]}, "build": {"commands": [_BUILD]}},

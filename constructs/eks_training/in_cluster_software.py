@@ -17,7 +17,7 @@ class InClusterSoftware(Construct):
         scope: Construct,
         construct_id: str,
         *,
-        cluster: eks.Cluster,
+        cluster: eks.ICluster,
         groups: Mapping[str, Sequence[dict[str, Any]]],
         after: IDependable,
     ) -> None:

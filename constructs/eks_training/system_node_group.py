@@ -23,7 +23,7 @@ class SystemNodeGroup(Construct):
         scope: Construct,
         construct_id: str,
         *,
-        cluster: eks.Cluster,
+        cluster: eks.ICluster,
         subnet: ec2.ISubnet,
         security_groups: Sequence[ec2.ISecurityGroup],
         instance_type: str,
@@ -64,9 +64,7 @@ class SystemNodeGroup(Construct):
             metadata_options=template.MetadataOptionsProperty(
                 http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
             ),
-            block_device_mappings=[
-                template.BlockDeviceMappingProperty(device_name="/dev/xvda", ebs=volume)
-            ],
+            block_device_mappings=[template.BlockDeviceMappingProperty(device_name="/dev/xvda", ebs=volume)],
             tag_specifications=[
                 template.TagSpecificationProperty(resource_type=resource, tags=pairs)
                 for resource in ("instance", "volume", "network-interface")

@@ -49,7 +49,7 @@ class TrainingCluster(Construct):
         super().__init__(scope, construct_id)
         private = eks.EndpointAccess.PRIVATE
         both = eks.EndpointAccess.PUBLIC_AND_PRIVATE
-        self.cluster = eks.Cluster(
+        cluster = eks.Cluster(
             self,
             "Cluster",
             cluster_name=name,
@@ -68,9 +68,11 @@ class TrainingCluster(Construct):
             bootstrap_self_managed_addons=False,
             kubectl_provider_options=self._kubectl(subnets) if installs_software else None,
         )
-        resource = cast(eks.CfnCluster, self.cluster.node.default_child)
+        resource = cast(eks.CfnCluster, cluster.node.default_child)
         # EKS's default is EXTENDED
         resource.add_property_override("UpgradePolicy.SupportType", support.upper())
+        # Cluster lacks one member of ICluster in jsii's type stubs
+        self.cluster = cast(eks.ICluster, cluster)
 
     def add_admin(self, principal_arn: str) -> None:
         """Give a role or a user every right in the cluster."""
