@@ -152,7 +152,10 @@ def _intervals(events: Sequence[Event]) -> tuple[Interval, ...]:
     """Return an attempt's spans in order, each cut where the next one starts."""
     spans = sorted((_interval(event) for event in events if _is_span(event)), key=lambda i: i.start)
     limits = itertools.chain((following.start for following in spans[1:]), [float("inf")])
-    return tuple(replace(span, end=min(span.end, limit)) for span, limit in zip(spans, limits, strict=False))
+    return tuple(
+        replace(span, end=limit) if span.end > limit else span
+        for span, limit in zip(spans, limits, strict=False)
+    )
 
 
 def _is_span(event: Event) -> bool:
