@@ -15,11 +15,14 @@ its launcher.py, ft_rendezvous_barrier.py and control_plane.py against the list 
     8   waits 300 s at the end for launchers that are gone    same    30 s
     9   control exits at the end before late spares see it    3 s     lingers, as long as asked
     10  tells nobody how a worker ended                       same    `worker_exit` events
+    11  can't watch a rank that died twice before a section   same    keeps no state of restarts
+    12  logs every poll and check at INFO                     same    WARNING
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -37,6 +40,7 @@ from nvidia_resiliency_ext.fault_tolerance import (
     c10d_monkey_patch,
     control_plane,
     launcher,
+    rank_monitor_server,
 )
 from nvidia_resiliency_ext.fault_tolerance import (
     ft_rendezvous_barrier as barrier,
@@ -84,8 +88,10 @@ def apply_to_launcher(events: EventLog, round_file: Path) -> None:
     Agent.events, Agent.round_file = events, round_file
     launcher.LocalElasticAgent = Agent
     launcher.terminate_mp_processes = end_process_groups
+    _quieten(launcher)
     launcher.is_slurm_job_array = lambda: True  # 5: the branch that exits non-zero
     barrier.FtRendezvousBarrierHandler = RendezvousHandler
+    rank_monitor_server.RankMonitorStateMachine = RankMonitorState
     _quicken_polls()
 
 
@@ -101,6 +107,7 @@ def apply_to_control(linger_seconds: float) -> Callable[[], bool]:
     check_version()
     ControlState.linger_seconds = linger_seconds
     control_plane._RendezvousBarrierState = ControlState
+    _quieten(control_plane)
     _quicken_polls()
     return ControlState.ended.is_set
 
@@ -245,6 +252,18 @@ class ControlReturned(Exception):
         ControlReturned.raised = True
 
 
+class RankMonitorState(rank_monitor_server.RankMonitorStateMachine):  # type: ignore[misc]
+    """11: the state is only for NVRx's log, but a "wrong" transition makes the monitor drop its rank."""
+
+    def handle_heartbeat_msg(self) -> None: ...
+
+    def handle_section_msg(self) -> None: ...
+
+    def handle_ipc_connection_lost(self) -> None: ...
+
+    def handle_signal(self) -> None: ...
+
+
 class ControlState(barrier._RendezvousBarrierState):  # type: ignore[misc]
     """6, 9: opens a new round when a node falls silent, and knows when the run has ended."""
 
@@ -339,3 +358,15 @@ def _quicken_polls() -> None:
     barrier._RendezvousBarrierState._compute_step2_poll_interval = staticmethod(
         lambda min_nodes, segment_check_interval: POLL_SECONDS
     )
+
+
+def _quieten(module: types.ModuleType) -> None:
+    """12: NVRx sets its level when it makes its logger; set ours right after."""
+    setup_logger = module.setup_logger
+
+    def setup(*args: Any, **kwargs: Any) -> logging.Logger:
+        logger: logging.Logger = setup_logger(*args, **kwargs)
+        logger.setLevel(logging.WARNING)
+        return logger
+
+    module.setup_logger = setup  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from training import environment
 from training.config import JobConfig, RecoveryConfig
-from training.errors import EXIT_RETRY, ConfigError, HoldfastError
+from training.errors import EXIT_RETRY, ConfigError, HoldfastError, RunError
 from training.events import EventLog
 from training.process_group import (
     STORE_TIMEOUT_SECONDS,
@@ -42,6 +42,8 @@ Section = Literal["setup", "step", "checkpoint"]
 POLL_SECONDS = 0.1
 LAST_CALL_SECONDS = 0.1
 TERMINATION_GRACE_SECONDS = 5.0
+# In-process restarts in a row without a step before the in-job layer is asked for new processes.
+FRUITLESS_ATTEMPTS = 2
 
 log = logging.getLogger(__name__)
 
@@ -53,30 +55,37 @@ class RankMonitor:
     """
 
     def __init__(self) -> None:
-        """Connect to the monitor of this rank, if there is one."""
         self._client: Any = None
-        if "FT_RANK_MONITOR_IPC_SOCKET" not in os.environ:
+        self._present = "FT_RANK_MONITOR_IPC_SOCKET" in os.environ
+        if not self._present:
             log.warning("no ft_launcher: hangs of this rank are not noticed by the in-job layer")
-            return
-        from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
-
-        self._client = RankMonitorClient()
-        self._client.init_workload_monitoring()
 
     @contextmanager
     def section(self, name: Section) -> Iterator[None]:
         """Mark a block that has a time limit of its own. Sections may follow, but not hold, each other.
 
-        NVRx's monitor judges several open sections by the last one only.
+        NVRx's monitor judges several open sections by the last one only. Each attempt begins with
+        "setup", on a new connection: the in-process layer interrupts a rank anywhere, a half-written
+        message included, and the monitor can't read on after that.
         """
-        if self._client is None:
+        if not self._present:
             yield
             return
+        if name == "setup":
+            self._connect()
         self._client.start_section(name)
         try:
             yield
         finally:
             self._client.end_section(name)
+
+    def _connect(self) -> None:
+        from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
+
+        if self._client is not None:
+            self._client.shutdown_workload_monitoring()
+        self._client = RankMonitorClient()
+        self._client.init_workload_monitoring()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,9 +114,8 @@ def run_restartable(
         _attempt(train, Attempt(), events)
         return
     with _wrapped(config.recovery, device=device) as call:
-        attempt = _attempts(train, call, events)
         try:
-            call(attempt, (), {})
+            call(_Attempts(train, call, events), (), {})
         except _Unretried as end:
             raise end.error from None
         except _restart_abort() as end:
@@ -123,19 +131,35 @@ class _Unretried(BaseException):
         self.error = error
 
 
-def _attempts(train: Callable[[Attempt], None], call: Any, events: EventLog) -> Callable[[], None]:
-    def attempt() -> None:
-        iteration = int(call.iteration)
+class _Attempts:
+    """The function that the Wrapper calls again and again."""
+
+    def __init__(self, train: Callable[[Attempt], None], call: Any, events: EventLog) -> None:
+        self._train, self._call, self._events = train, call, events
+        self._pings = 0
+        self._fruitless = -1
+
+    def __call__(self) -> None:
+        iteration = int(self._call.iteration)
+        # the first ping comes before the first step, the second proves that a step was done
+        self._fruitless = 0 if self._pings > 1 else self._fruitless + 1
+        self._pings = 0
+        if self._fruitless >= FRUITLESS_ATTEMPTS:
+            raise _Unretried(
+                RunError(f"{self._fruitless} in-process restarts in a row did not finish a step")
+            )
         if iteration:
-            events.update(iteration=iteration)
-            events.emit("reentry")
+            self._events.update(iteration=iteration)
+            self._events.emit("reentry")
+        current = Attempt(iteration=iteration, ping=self._ping, unwatched=self._call.disable_hang_protection)
         try:
-            current = Attempt(iteration=iteration, ping=call.ping, unwatched=call.disable_hang_protection)
-            _attempt(train, current, events)
+            _attempt(self._train, current, self._events)
         except HoldfastError as error:
             raise _Unretried(error) from None
 
-    return attempt
+    def _ping(self) -> None:
+        self._pings += 1
+        self._call.ping()
 
 
 def _attempt(train: Callable[[Attempt], None], attempt: Attempt, events: EventLog) -> None:
@@ -152,30 +176,41 @@ def _wrapped(recovery: RecoveryConfig, *, device: torch.device) -> Iterator[Any]
     inprocess = _import_inprocess()
     host, port, hosted = _wrapper_endpoint()
     limit = _seconds
-    wrapper = inprocess.Wrapper(
-        store_factory=_store_class(),
-        store_kwargs={"host": host, "port": port, "prefix": f"{generation()}/wrapper"},
-        initialize=inprocess.initialize.RetryController(min_world_size=rank_and_world()[1]),
-        abort=inprocess.abort.AbortTorchDistributed(),
-        health_check=inprocess.health_check.CudaHealthCheck() if device.type == "cuda" else None,
-        monitor_thread_interval=limit(POLL_SECONDS),
-        monitor_process_interval=limit(POLL_SECONDS),
-        progress_watchdog_interval=limit(POLL_SECONDS),
-        heartbeat_interval=limit(1.0),
-        heartbeat_timeout=limit(min(30.0, recovery.barrier_timeout_seconds / 2)),
-        soft_timeout=limit(recovery.soft_timeout_seconds),
-        hard_timeout=limit(recovery.hard_timeout_seconds),
-        barrier_timeout=limit(recovery.barrier_timeout_seconds),
-        completion_timeout=limit(recovery.barrier_timeout_seconds),
-        last_call_wait=limit(LAST_CALL_SECONDS),
-        termination_grace_time=limit(TERMINATION_GRACE_SECONDS),
-    )
-    if device.type != "cuda":
-        # NVRx adds GPU, NVLink and NIC checks wherever LOCAL_RANK is set; without a GPU they fail.
-        wrapper.restart_health_check = None
+    with _without_gpu_checks(device):
+        wrapper = inprocess.Wrapper(
+            store_factory=_store_class(),
+            store_kwargs={"host": host, "port": port, "prefix": f"{generation()}/wrapper"},
+            initialize=inprocess.initialize.RetryController(min_world_size=rank_and_world()[1]),
+            abort=inprocess.abort.AbortTorchDistributed(),
+            health_check=inprocess.health_check.CudaHealthCheck() if device.type == "cuda" else None,
+            monitor_thread_interval=limit(POLL_SECONDS),
+            monitor_process_interval=limit(POLL_SECONDS),
+            progress_watchdog_interval=limit(POLL_SECONDS),
+            heartbeat_interval=limit(1.0),
+            heartbeat_timeout=limit(min(30.0, recovery.barrier_timeout_seconds / 2)),
+            soft_timeout=limit(recovery.soft_timeout_seconds),
+            hard_timeout=limit(recovery.hard_timeout_seconds),
+            barrier_timeout=limit(recovery.barrier_timeout_seconds),
+            completion_timeout=limit(recovery.barrier_timeout_seconds),
+            last_call_wait=limit(LAST_CALL_SECONDS),
+            termination_grace_time=limit(TERMINATION_GRACE_SECONDS),
+        )
     with inprocess.wrap.CallWrapper(wrapper) as call:
         yield call
     del hosted
+
+
+@contextmanager
+def _without_gpu_checks(device: torch.device) -> Iterator[None]:
+    """Hide LOCAL_RANK on CPU: where it is set, NVRx adds GPU, NVLink and NIC checks, which fail there."""
+    if device.type == "cuda" or "LOCAL_RANK" not in os.environ:
+        yield
+        return
+    local_rank = os.environ.pop("LOCAL_RANK")
+    try:
+        yield
+    finally:
+        os.environ["LOCAL_RANK"] = local_rank
 
 
 def _import_inprocess() -> Any:
