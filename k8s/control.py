@@ -143,7 +143,10 @@ def _publisher(run: Run, *, name: str) -> Manifest:
     return container(
         "status",
         run.image(run.outputs.control_image),
-        ["python", "-m", "k8s", "publish", name, "--recipe", RECIPE_FILE, "--run-dir", run.directory],
+        [
+            *("python", "-m", "k8s", "publish", name, "--namespace", run.outputs.namespace),
+            *("--recipe", RECIPE_FILE, "--run-dir", run.directory),
+        ],
         restartPolicy="Always",  # a sidecar: it ends with the store
         resources={"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}},
         volumeMounts=[recipe_mount(), shared_mount(), token],

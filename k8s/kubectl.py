@@ -32,7 +32,7 @@ class Kubectl:
         text = self.run("get", kind, name, "--ignore-not-found", "--output=json")
         return json.loads(text) if text else None
 
-    def list(self, kind: str, *, selector: str = "") -> list[dict[str, Any]]:
+    def list_objects(self, kind: str, *, selector: str = "") -> list[dict[str, Any]]:
         """Return the objects of a kind that match a label selector."""
         text = self.run("get", kind, f"--selector={selector}", "--output=json")
         return list(json.loads(text)["items"])

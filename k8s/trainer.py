@@ -26,6 +26,7 @@ from training.errors import EXIT_CONFIG, EXIT_RETRY, EXIT_SAME_STEP
 CONTAINER = "trainer"
 COMPONENT = "trainer"
 LOCAL_DIRECTORY = "/local"
+DIRECTORY_ANNOTATION = "holdfast/run-directory"
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 
@@ -55,7 +56,7 @@ def training_job(run: Run, *, name: str) -> Manifest:
             },
         },
     }
-    job["metadata"]["annotations"] = {"holdfast/run-directory": run.directory}
+    job["metadata"]["annotations"] = {DIRECTORY_ANNOTATION: run.directory}
     if run.recipe.kubernetes.queue:
         job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = run.recipe.kubernetes.queue
         job["spec"]["suspend"] = True  # Kueue admits a Job by resuming it

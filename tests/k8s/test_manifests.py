@@ -238,3 +238,14 @@ def test_commands_are_ones_that_training_takes(make: MakeRun, kind: Any) -> None
         text = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=100, cwd=ROOT).stdout
         flags = {argument for argument in arguments if argument.startswith("--")}
         assert flags <= set(re.findall(r"--[a-z-]+", text))
+
+
+def test_prerequisites_are_what_the_job_names(make: MakeRun) -> None:
+    run = make()
+    made = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in prerequisites(run)}
+    assert {
+        ("Namespace", run.outputs.namespace),
+        ("ServiceAccount", run.outputs.training_service_account),
+        ("ServiceAccount", run.outputs.control_service_account),
+        ("PersistentVolumeClaim", run.outputs.persistent_volume_claim),
+    } <= made

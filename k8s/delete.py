@@ -1,0 +1,24 @@
+"""`k8s delete`: stop a run and remove its objects; checkpoints and events stay."""
+
+from __future__ import annotations
+
+import argparse
+
+from k8s import jobs
+from k8s.trainer import DIRECTORY_ANNOTATION
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m k8s delete",
+        description="Stop a run and remove its Kubernetes objects. Checkpoints and events stay.",
+    )
+    jobs.add_cluster_arguments(parser)
+    options = parser.parse_args(arguments)
+    kubectl = jobs.kubectl_of(options)
+    metadata = jobs.find_job(kubectl, options.name)["metadata"]
+    print(jobs.delete_objects(kubectl, metadata["name"]), end="")  # noqa: T201
+    directory = metadata.get("annotations", {}).get(DIRECTORY_ANNOTATION)
+    if directory:
+        print(f"{directory} stays on the shared file system")  # noqa: T201
+    return 0

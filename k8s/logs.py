@@ -1,0 +1,57 @@
+"""`k8s logs`: the logs of a run's nodes, of the node that a rank runs on, or of the control store."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from k8s import control, jobs, trainer
+from k8s.report import PodStatus, cluster_report
+from training.errors import RunError
+
+_MAXIMUM_PODS_FOLLOWED = 100
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m k8s logs", description=__doc__.split("\n")[0])
+    jobs.add_cluster_arguments(parser)
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--rank", type=int, help="the node that this rank runs on now")
+    choice.add_argument("--index", type=int, help="the pod with this completion index")
+    choice.add_argument("--control", action="store_true", help="the control store")
+    parser.add_argument("--follow", action="store_true", help="go on until interrupted")
+    parser.add_argument("--tail", type=int, default=200, help="last lines a pod, -1 for all (%(default)s)")
+    options = parser.parse_args(arguments)
+    for line in jobs.kubectl_of(options).stream("logs", *_arguments(options)):
+        print(line, end="", flush=True)  # noqa: T201
+    return 0
+
+
+def _arguments(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the arguments of `kubectl logs` that choose pods, container and lines."""
+    kubectl = jobs.kubectl_of(options)
+    yield f"--tail={options.tail}"
+    yield from ["--follow"] if options.follow else []
+    if options.control:
+        job = jobs.find_job(kubectl, options.name)["metadata"]["name"]
+        yield f"--selector={jobs.selector_of(job, component=control.COMPONENT)}"
+        yield "--container=control"
+        return
+    yield f"--container={trainer.CONTAINER}"
+    if options.rank is None and options.index is None:
+        job = jobs.find_job(kubectl, options.name)["metadata"]["name"]
+        yield f"--selector={jobs.selector_of(job, component=trainer.COMPONENT)}"
+        yield from ["--prefix", f"--max-log-requests={_MAXIMUM_PODS_FOLLOWED}"]
+        return
+    pods = cluster_report(kubectl, options.name).pods
+    yield _pod_of(pods, rank=options.rank, index=options.index).name
+
+
+def _pod_of(pods: list[PodStatus], *, rank: int | None, index: int | None) -> PodStatus:
+    """Return the newest pod of a completion index, or the one that a rank runs in."""
+    found = [pod for pod in pods if pod.index == index or (rank is not None and rank in pod.ranks)]
+    if found:
+        return found[-1]
+    known = ", ".join(f"{pod.index}: ranks {pod.ranks or '-'}" for pod in pods)
+    asked = f"--index={index}" if rank is None else f"--rank={rank}"
+    raise RunError(f"{asked}: no pod runs it now; pods are {known or 'none'}")

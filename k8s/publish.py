@@ -1,0 +1,87 @@
+"""`k8s publish`: keep the run's status in an annotation of its Job.
+
+Runs beside the control store, where the events lie on the mounted file system. So whoever may read the
+Job sees the status, also after the last pod has ended: no access to pods, no mount, no open port.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from k8s import jobs
+from k8s.goodput import Goodput
+from k8s.kubectl import Kubectl
+from k8s.network import control_name
+from k8s.progress import EventTail, Progress
+from training.config import JobConfig, load_recipe
+from training.errors import EXIT_DONE, RunError
+
+STATUS_ANNOTATION = "holdfast/status"
+PERIOD_SECONDS = 10.0
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m k8s publish", description=__doc__.split("\n")[0])
+    jobs.add_cluster_arguments(parser)
+    parser.add_argument("--recipe", type=Path, required=True, help="recipe of the run")
+    parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run")
+    parser.add_argument("--period-seconds", type=float, default=PERIOD_SECONDS, help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    publisher = Publisher(
+        jobs.kubectl_of(options), options.name, recipe=load_recipe(options.recipe), run_dir=options.run_dir
+    )
+    while not stop.wait(options.period_seconds):
+        if _tolerant(publisher.publish) is False:
+            return EXIT_DONE
+    _tolerant(publisher.publish)
+    return EXIT_DONE
+
+
+class Publisher:
+    """Follows one Job's events and writes their sum into the Job."""
+
+    def __init__(self, kubectl: Kubectl, job_name: str, *, recipe: JobConfig, run_dir: Path) -> None:
+        self._kubectl, self._name = kubectl, job_name
+        self._tail = EventTail(run_dir)
+        self._progress = Progress(steps=recipe.training.steps, pods=recipe.job.nodes + recipe.job.spares)
+        self._goodput = Goodput(run_dir)
+        self._published = ""
+
+    def publish(self) -> bool:
+        """Write the status if it has changed; return whether the run still needs its control pod."""
+        for event in self._tail.read():
+            self._progress.add(event)
+        status = self._progress.status(goodput_percent=self._goodput.percent())
+        text = json.dumps(dataclasses.asdict(status))
+        if text != self._published:
+            annotations = {STATUS_ANNOTATION: text}
+            self._kubectl.patch("job", self._name, {"metadata": {"annotations": annotations}})
+            self._published = text
+        return self._is_needed(self._kubectl.get("job", self._name))
+
+    def _is_needed(self, job: dict[str, Any] | None) -> bool:
+        """Remove the control Job when the training Job can't end it: it has failed or is gone."""
+        if job is not None and not jobs.failure_of(job):
+            return True
+        control = control_name(self._name)
+        self._kubectl.run("delete", "job", control, "--ignore-not-found", "--wait=false")
+        return False
+
+
+def _tolerant(publish: Any) -> bool | None:
+    """Publish; an API server that is away for a while must not end the sidecar."""
+    try:
+        return bool(publish())
+    except RunError as error:
+        print(f"{time.strftime('%H:%M:%S')} not published: {error}", flush=True)  # noqa: T201
+        return None

@@ -1,0 +1,89 @@
+"""The status of a run, for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from k8s.progress import RunStatus
+from k8s.report import PodStatus, Report
+
+_HEADINGS = ("INDEX", "NODE", "ROLE", "RANKS", "PHASE", "RESTARTS", "REASON")
+
+
+def render_status(report: Report, *, now: float) -> str:
+    """Return the report as text.
+
+    Args:
+        report: What is known.
+        now: Seconds since the epoch.
+    """
+    lines = [f"run {report.run}   {_job(report)}   {time.strftime('%H:%M:%S', time.localtime(now))}"]
+    if report.failure:
+        lines.append(f"failed: {report.failure}")
+    if report.training is not None:
+        lines.extend(_training(report.training, now=now))
+    else:
+        lines.append("no event yet: ranks have not reached training")
+    if report.pods:
+        lines.extend(["", _nodes(report.pods), *table(_HEADINGS, [_row(pod) for pod in report.pods])])
+    return "\n".join(lines)
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield aligned lines, the headings first."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    for row in (headings, *rows):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in the two largest units that they have."""
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if days:
+        return f"{days:.0f} d {hours % 24:.0f} h"
+    if hours:
+        return f"{hours:.0f} h {minutes % 60:.0f} min"
+    return f"{minutes:.0f} min {seconds % 60:.0f} s" if minutes else f"{seconds:.0f} s"
+
+
+def _job(report: Report) -> str:
+    return f"Job {report.job}: {report.state}" if report.job else report.state or "running"
+
+
+def _training(status: RunStatus, *, now: float) -> Iterator[str]:
+    speed = f"{status.tokens_per_second:,.0f} tokens/s" if status.tokens_per_second else "- tokens/s"
+    eta = f"ETA {duration(status.eta_seconds)}" if status.eta_seconds else "ETA -"
+    step = f"step {status.step}/{status.steps} ({100 * status.step / status.steps:.1f}%)"
+    age = f"({duration(max(0.0, now - status.updated))} ago)" if status.updated else ""
+    yield f"{step}   loss {_figure(status.loss)}   {speed}   {eta}   {age}"
+    goodput = "-" if status.goodput_percent is None else f"{status.goodput_percent:.1f}%"
+    yield (
+        f"goodput {goodput}   durable step {_step(status.durable_step)}   "
+        f"RAM step {_step(status.memory_step)}   evaluation loss {_figure(status.evaluation_loss)}"
+    )
+    restarts = status.restarts
+    causes = ", ".join(f"{name} {count}" for name, count in restarts.causes.items())
+    yield (
+        f"restarts: in-process {restarts.in_process}, in-job {restarts.in_job}, "
+        f"launcher {restarts.launcher}, pod {restarts.pod}" + (f"   causes: {causes}" if causes else "")
+    )
+
+
+def _nodes(pods: Sequence[PodStatus]) -> str:
+    roles = [pod.role for pod in pods]
+    return f"nodes: {roles.count('training')} training, {roles.count('spare')} spare, {len(pods)} in all"
+
+
+def _row(pod: PodStatus) -> tuple[str, ...]:
+    node = f"{pod.node} (not ready)" if pod.node_ready is False else pod.node or "-"
+    ranks = f"{pod.ranks[0]}-{pod.ranks[-1]}" if pod.ranks else "-"
+    return str(pod.index), node, pod.role or "-", ranks, pod.phase, str(pod.restarts), pod.reason
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _step(value: int | None) -> str:
+    return "-" if value is None else str(value)
