@@ -7,7 +7,8 @@ part is measured by itself, between events that are its own; what no event expla
 is printed and not added to anything.
 
     start        the run's first sign of life until the process that all others waited for
-    imports, rendezvous, build, load    of every generation, the first included
+    imports, layers, rendezvous, build, load    of every generation, the first included; layers is the
+                 set-up of the in-process restart layer
     productive   steps on the lineage that survived
     lost work    steps that a restart threw away, and the step that a fault interrupted
     save         the training thread held up by checkpoints
@@ -44,13 +45,24 @@ PARTS = (
     "idle",
     "start",
     "imports",
+    "layers",
     "rendezvous",
     "build",
     "load",
     "finalize",
     "stop",
 )
-PHASES = ("lost work", "detect", "restart", "idle", "imports", "rendezvous", "build", "load")
+PHASES = (
+    "lost work",
+    "detect",
+    "restart",
+    "idle",
+    "imports",
+    "layers",
+    "rendezvous",
+    "build",
+    "load",
+)
 
 _SIGNS = ("worker_exit", "launcher_exit", "exit", "reentry", "round")
 _BAR_WIDTH = 40

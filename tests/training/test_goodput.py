@@ -65,6 +65,7 @@ def test_in_process_restart_loses_the_steps_after_the_checkpoint() -> None:
             "restart": 1.5,
             "idle": 0,
             "imports": 0,
+            "layers": 0,
             "rendezvous": 0.5,
             "build": 0.5,
             "load": 0.5,
