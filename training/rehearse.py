@@ -92,14 +92,15 @@ def _errors_in(logs: Path) -> list[str]:
 def _judge(config: JobConfig, disturbed: Path, undisturbed: Path) -> Verdict:
     events, twin = read_events(disturbed), read_events(undisturbed)
     shape = {"world_size": config.job.world_size, "steps": config.training.steps}
+    account = ledger(events)
     fingerprints = [_fingerprint(path) for path in (disturbed, undisturbed)]
     return Verdict(
-        faults=judge_faults(config.rehearsal.faults, events),
+        faults=judge_faults(config.rehearsal.faults, events, account.restarts),
         finished=all((path / "DONE").exists() for path in (disturbed, undisturbed)),
         steps=config.training.steps,
         identical_loss=same_losses(losses(events), losses(twin), **shape),
         identical_params=fingerprints[0] == fingerprints[1],
-        goodput_percent=100 * ledger(events).goodput,
+        goodput_percent=100 * account.goodput,
     )
 
 

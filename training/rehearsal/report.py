@@ -31,7 +31,7 @@ def _fault_lines(fault: FaultOutcome) -> Iterator[str]:
         yield "    NOT RECOVERED"
         return
     yield f"    recovered  {fault.layer}, {fault.steps_lost} steps done again, {fault.seconds:.1f} s"
-    yield "    phases     " + ", ".join(f"{name} {span:.1f}" for name, span in fault.phases.items())
+    yield "    phases     " + ", ".join(f"{name} {span:.1f}" for name, span in fault.phases.items() if span)
 
 
 def _tick(value: bool) -> str:

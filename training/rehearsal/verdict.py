@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from training.config import Fault
+from training.goodput import Restart
 
 Event = Mapping[str, Any]
 
@@ -30,11 +31,11 @@ class FaultOutcome:
     recovered: bool
     """The step that it hit was done after it."""
     layer: str
-    """in-process or in-job: who brought the ranks back."""
+    """Who brought the ranks back: in-process, in-job or launcher."""
     steps_lost: int
     """Finished steps that had to be done again."""
     phases: dict[str, float]
-    """Seconds from the fault to the next step, by phase, in order."""
+    """Seconds from the last progress to the state being loaded, by phase, in order."""
 
     @property
     def seconds(self) -> float:
@@ -83,9 +84,24 @@ class Verdict:
         }
 
 
-def judge_faults(faults: Sequence[Fault], events: Sequence[Event]) -> tuple[FaultOutcome, ...]:
-    """Return what became of each planned fault of a run."""
-    return tuple(_judge(index, fault, events) for index, fault in enumerate(faults))
+def judge_faults(
+    faults: Sequence[Fault], events: Sequence[Event], restarts: Sequence[Restart]
+) -> tuple[FaultOutcome, ...]:
+    """Return what became of each planned fault of a run.
+
+    Args:
+        faults: The plan.
+        events: All events of the run.
+        restarts: Its restarts, as the goodput ledger has found them.
+    """
+    hits = [event for event in events if event["event"] == "fault"]
+    caused = [restart for restart in restarts if restart.fault]
+    following = {hit["index"]: restart for hit, restart in zip(hits, caused, strict=False)}
+    hit_of = {hit["index"]: hit for hit in hits}
+    return tuple(
+        _judge(index, fault, hit_of.get(index), following.get(index), events)
+        for index, fault in enumerate(faults)
+    )
 
 
 def losses(events: Iterable[Event]) -> dict[tuple[int, int], float]:
@@ -106,11 +122,10 @@ def same_losses(
     return all(key in ours and key in theirs and ours[key] == theirs[key] for key in wanted)
 
 
-def _judge(index: int, fault: Fault, events: Sequence[Event]) -> FaultOutcome:
-    hit = next((event for event in events if _is_hit(event, index)), None)
+def _judge(
+    index: int, fault: Fault, hit: Event | None, restart: Restart | None, events: Sequence[Event]
+) -> FaultOutcome:
     evidence = _evidence(fault, hit, events) if hit else ""
-    after = [event for event in events if hit and event["time"] >= hit["time"]]
-    redone = [event for event in after if event["event"] == "step" and event["step"] >= fault.step]
     return FaultOutcome(
         index=index,
         kind=fault.kind,
@@ -118,15 +133,18 @@ def _judge(index: int, fault: Fault, events: Sequence[Event]) -> FaultOutcome:
         step=fault.step,
         point=fault.point,
         evidence=evidence,
-        recovered=bool(evidence and redone),
-        layer=_layer(after),
-        steps_lost=_steps_lost(fault, after) if hit else 0,
-        phases=_phases(float(hit["time"]), after) if hit else {},
+        recovered=bool(evidence and hit and _was_redone(fault, hit, events)),
+        layer=restart.layer if restart else "",
+        steps_lost=restart.steps_lost if restart else 0,
+        phases=dict(restart.phases) if restart else {},
     )
 
 
-def _is_hit(event: Event, index: int) -> bool:
-    return bool(event["event"] == "fault" and event["index"] == index)
+def _was_redone(fault: Fault, hit: Event, events: Sequence[Event]) -> bool:
+    return any(
+        event["event"] == "step" and event["step"] == fault.step and event["start"] > hit["time"]
+        for event in events
+    )
 
 
 def _evidence(fault: Fault, hit: Event, events: Sequence[Event]) -> str:
@@ -141,67 +159,6 @@ def _evidence(fault: Fault, hit: Event, events: Sequence[Event]) -> str:
         if raised and event["type"] == "InjectedFault" and event["time"] >= hit["time"]:
             return f"exception in pid {hit['pid']}: {event['message']}"
     return ""
-
-
-def _layer(after: Sequence[Event]) -> str:
-    for event in after:
-        if event["event"] == "reentry":
-            return "in-process"
-        if event["event"] == "round":
-            return "in-job"
-    return ""
-
-
-def _steps_lost(fault: Fault, after: Sequence[Event]) -> int:
-    finished = fault.step if fault.point == "after_optimizer" else fault.step - 1
-    restored = next((event["step"] for event in after if event["event"] == "restored"), 0)
-    return max(0, finished - int(restored))
-
-
-def _phases(start: float, after: Sequence[Event]) -> dict[str, float]:
-    """Return the seconds of each phase of a recovery; a phase ends when the last rank has ended it."""
-    ends = _phase_ends(after)
-    phases, reached = {}, start
-    for name, end in ends.items():
-        phases[name] = max(0.0, end - reached)
-        reached = max(reached, end)
-    return phases
-
-
-def _phase_ends(after: Sequence[Event]) -> dict[str, float]:
-    first_step = next((event["start"] for event in after if _is_first_step(event, after)), None)
-    if first_step is None:
-        return {}
-    incident = [event for event in after if event["time"] <= first_step]
-    ends = {
-        "stop": _last(incident, "worker_exit"),
-        "respawn": _last(incident, "round"),
-        "imports": _last(incident, "enter"),
-        "reentry": _last(incident, "reentry"),
-        "rendezvous": _last(incident, "span", name="rendezvous"),
-        "build": _last(incident, "span", name="build"),
-        "load": _last(incident, "span", name="load"),
-        "first step begins": first_step,
-    }
-    return {name: end for name, end in ends.items() if end is not None}
-
-
-def _is_first_step(event: Event, after: Sequence[Event]) -> bool:
-    """Say whether a step was begun after the state was restored (or made anew) following the fault."""
-    loaded = _first(after, "span", name="load")
-    return event["event"] == "step" and loaded is not None and event["start"] >= loaded
-
-
-def _first(events: Sequence[Event], kind: str, **fields: Any) -> float | None:
-    return next((float(event["time"]) for event in events if _matches(event, kind, fields)), None)
-
-
-def _last(events: Sequence[Event], kind: str, **fields: Any) -> float | None:
-    return _first(list(reversed(events)), kind, **fields)
-
-
-def _matches(event: Event, kind: str, fields: Mapping[str, Any]) -> bool:
-    return event["event"] == kind and all(event.get(name) == value for name, value in fields.items())
 
 
 def _yes(value: bool) -> str:
