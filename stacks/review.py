@@ -5,6 +5,7 @@ Every acknowledgment stands here with its reason. One that no finding needs fail
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -91,12 +92,10 @@ def _kubectl_provider(stack: cdk.Stack) -> Iterator[Acknowledgment]:
     yield _managed(stack, "AmazonEC2ContainerRegistryReadOnly", reason, *path)
     handler = cast(cdk.CfnElement, _find(stack, *path, "Handler").node.default_child)
     has_public = cast(cdk.CfnElement, _find(stack, *path, "Handler", "HasEcrPublic"))
-    public = (
-        '{"Fn::If":["'
-        + stack.get_logical_id(has_public)
-        + '",{"Fn::Join":["",["arn:",{"Ref":"AWS::Partition"},'
-        '":iam::aws:policy/AmazonElasticContainerRegistryPublicReadOnly"]]},{"Ref":"AWS::NoValue"}]}'
-    )
+    name = "AmazonElasticContainerRegistryPublicReadOnly"
+    arn = {"Fn::Join": ["", ["arn:", {"Ref": "AWS::Partition"}, f":iam::aws:policy/{name}"]]}
+    where_it_exists = {"Fn::If": [stack.get_logical_id(has_public), arn, {"Ref": "AWS::NoValue"}]}
+    public = json.dumps(where_it_exists, separators=(",", ":"))
     yield _acknowledge(stack, f"IAM4[Policy::{public}]", reason, *path)
     reason = "The provider framework invokes this one handler in any of its versions."
     yield _acknowledge(stack, f"IAM5[Resource::<{stack.get_logical_id(handler)}.Arn>:*]", reason, *path)
