@@ -26,6 +26,7 @@ NODE = "HOLDFAST_NODE"
 NODE_INDEX = "HOLDFAST_NODE_INDEX"
 ADDRESS = "HOLDFAST_ADDRESS"
 GRACE_SECONDS = "HOLDFAST_GRACE_SECONDS"
+WARM_WORKERS = "HOLDFAST_WARM_WORKERS"
 REHEARSAL = "HOLDFAST_REHEARSAL"
 EXIT_FILE = "HOLDFAST_EXIT_FILE"
 ROUND_FILE = "HOLDFAST_ROUND_FILE"
@@ -34,6 +35,11 @@ ROUND_FILE = "HOLDFAST_ROUND_FILE"
 def node_name() -> str:
     """Return the name of this (real or simulated) machine."""
     return os.environ.get(NODE) or socket.gethostname()
+
+
+def warm_workers() -> bool:
+    """Say whether ranks come from a fork server."""
+    return os.environ.get(WARM_WORKERS, "1") != "0"
 
 
 def control_endpoint() -> tuple[str, int] | None:

@@ -34,6 +34,7 @@ from training.agent import EXIT_CONTROL_RETURNED
 from training.config import JobConfig, load_recipe
 from training.errors import EXIT_DONE, EXIT_RETRY, EXIT_STOPPED
 from training.events import EventLog
+from training.fork_server import ForkedProcess, ForkServer, ForkServerLost
 from training.launcher_arguments import launcher_arguments, node_place, worker_command
 from training.processes import adopt_orphans, end_descendants, reap_orphans
 from training.run_directory import default_run_directory
@@ -50,6 +51,8 @@ QUICK_DEATH_SECONDS = 5.0
 RESTART_PAUSE_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
+
+Launcher = subprocess.Popen[bytes] | ForkedProcess
 
 
 def main(arguments: list[str]) -> int:
@@ -87,7 +90,8 @@ def launch(config: JobConfig, *, recipe: Path, run_dir: Path, worker: Sequence[s
             worker=list(worker or worker_command(recipe, run_dir)),
         )
         supervisor = Supervisor(
-            command=[sys.executable, "-m", "training.agent", str(run_dir), *arguments],
+            recipe=recipe,
+            arguments=arguments,
             environ=_launcher_environ(private, place.index, place.control),
             run_dir=run_dir,
             exit_file=private / "exit",
@@ -133,13 +137,42 @@ class ControlChild:
         return [self.process.pid] if self.process else []
 
 
+class LauncherSource:
+    """Starts launchers: copies of a warm process, or programs of their own where that is off or gone."""
+
+    def __init__(self, recipe: Path, environ: dict[str, str]) -> None:
+        self._recipe, self._environ = recipe, environ
+        self._server: ForkServer | None = None
+
+    def start(self, arguments: list[str]) -> Launcher:
+        if environment.warm_workers():
+            for _ in range(2):  # a server that was lost is made once more
+                try:
+                    self._server = self._server or self._start_server()
+                    return self._server.spawn(arguments, self._environ)
+                except ForkServerLost as error:
+                    log.warning("fork server lost (%s): the next start takes seconds to import", error)
+                    self._server = None
+        command = [sys.executable, "-m", "training.agent", *arguments]
+        return subprocess.Popen(command, env=self._environ, start_new_session=True)
+
+    @property
+    def pids(self) -> list[int]:
+        return [self._server.pid] if self._server else []
+
+    def _start_server(self) -> ForkServer:
+        command = [sys.executable, "-m", "training.agent", "serve", str(self._recipe)]
+        return ForkServer.start(command, environ=self._environ)
+
+
 class Supervisor:
     """Keeps one launcher alive until the run ends, the budget is gone, or it is told to stop."""
 
     def __init__(
         self,
         *,
-        command: Sequence[str],
+        recipe: Path,
+        arguments: Sequence[str],
         environ: dict[str, str],
         run_dir: Path,
         exit_file: Path,
@@ -147,7 +180,9 @@ class Supervisor:
         restarts: bool,
         control: ControlChild,
     ) -> None:
-        self._command, self._environ, self._control = list(command), environ, control
+        self._arguments = ["run", str(run_dir), str(recipe), *arguments]
+        self._environ, self._control = environ, control
+        self._launchers = LauncherSource(recipe, environ)
         self._done_file, self._exit_file = run_dir / "DONE", exit_file
         self._grace_seconds, self._restarts = grace_seconds, restarts
         self._budget = RestartBudget(
@@ -173,7 +208,7 @@ class Supervisor:
             started = time.monotonic()
             self._events.emit("launch", attempt=attempt)
             ended = self._run_launcher()
-            end_descendants(keep=self._control.pids)
+            end_descendants(keep=[*self._control.pids, *self._launchers.pids])
             code = self._final_code(ended)
             if code is not None:
                 return code
@@ -185,17 +220,16 @@ class Supervisor:
     def _run_launcher(self) -> int:
         """Run one launcher and return how it ended: its exit code, or minus the signal."""
         self._control.ensure()
-        process = subprocess.Popen(self._command, env=self._environ, start_new_session=True)
-        while process.poll() is None:
+        process = self._launchers.start(self._arguments)
+        while (code := process.poll()) is None:
             self._control.ensure()
-            reap_orphans(keep=[process.pid, *self._control.pids])
+            reap_orphans(keep=[process.pid, *self._control.pids, *self._launchers.pids])
             self._stop_if_due(process)
             time.sleep(POLL_SECONDS)
-        code = process.returncode
         self._events.emit("launcher_exit", exit_code=max(code, 0), signal=-code if code < 0 else None)
         return code
 
-    def _stop_if_due(self, process: subprocess.Popen[bytes]) -> None:
+    def _stop_if_due(self, process: Launcher) -> None:
         now = time.monotonic()
         if self._done_file.exists():
             self._done_since = self._done_since or now
@@ -266,6 +300,8 @@ def _launcher_environ(private: Path, index: int, control: tuple[str, int]) -> di
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "TORCHINDUCTOR_CACHE_DIR": str(caches),
         "OMP_NUM_THREADS": "1",
+        # is_available() by NVML: a fork server that has touched CUDA makes ranks that can't
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         **os.environ,
         environment.CONTROL: f"{control[0]}:{control[1]}",
         environment.EXIT_FILE: str(private / "exit"),

@@ -16,7 +16,8 @@ its launcher.py, ft_rendezvous_barrier.py and control_plane.py against the list 
     9   control exits at the end before late spares see it    3 s     lingers, as long as asked
     10  tells nobody how a worker ended                       same    `worker_exit` events
     11  can't watch a rank that died twice before a section   same    keeps no state of restarts
-    12  logs every poll and check at INFO                     same    WARNING
+    12  starts each rank from nothing, imports included       same    forks it from a warm server
+    13  logs every poll and check at INFO                     same    WARNING
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import types
@@ -46,6 +48,8 @@ from nvidia_resiliency_ext.fault_tolerance import (
     ft_rendezvous_barrier as barrier,
 )
 from torch.distributed.elastic.agent.server.api import WorkerState
+from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousGracefulExitError,
@@ -53,6 +57,8 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from training.errors import ConfigError
 from training.events import EventLog
+from training.fork_server import ForkServer, ForkServerLost
+from training.processes import reap_orphans
 
 KNOWN_VERSIONS = ("0.6.0", "0.7.0")
 POLL_SECONDS = 0.1
@@ -77,12 +83,13 @@ def check_version() -> None:
         raise ConfigError.of("nvidia-resiliency-ext", installed, rule, f"install {KNOWN_VERSIONS[0]}")
 
 
-def apply_to_launcher(events: EventLog, round_file: Path) -> None:
+def apply_to_launcher(events: EventLog, round_file: Path, *, workers: ForkServer | None) -> None:
     """Put the changed agent, rendezvous and stop into this process.
 
     Args:
         events: Log that takes rounds and worker exits.
         round_file: Where this node notes the round that it works in; outlives the launcher.
+        workers: Server that ranks are forked from; None to start them as new programs.
     """
     check_version()
     Agent.events, Agent.round_file = events, round_file
@@ -92,6 +99,8 @@ def apply_to_launcher(events: EventLog, round_file: Path) -> None:
     launcher.is_slurm_job_array = lambda: True  # 5: the branch that exits non-zero
     barrier.FtRendezvousBarrierHandler = RendezvousHandler
     rank_monitor_server.RankMonitorStateMachine = RankMonitorState
+    WorkerHandler.server = workers
+    setattr(multiprocessing_api, "get_subprocess_handler", WorkerHandler)  # noqa: B010
     _quicken_polls()
 
 
@@ -134,6 +143,8 @@ class Agent(launcher.LocalElasticAgent):  # type: ignore[misc]
         result = super()._monitor_workers(worker_group)
         if result.state is not WorkerState.HEALTHY:
             self._report_exits(stopped=False)
+        monitors = [monitor.process.pid for monitor in self._rank_monitors.values()]
+        reap_orphans(keep=[*self._pcontext.pids().values(), *monitors])
         return result
 
     def _stop_workers(self, worker_group: Any, *args: Any, **kwargs: Any) -> None:
@@ -252,6 +263,22 @@ class ControlReturned(Exception):
         ControlReturned.raised = True
 
 
+class WorkerHandler(SubprocessHandler):
+    """12: starts `python -m training ...` as a copy of a process that has imported it all."""
+
+    server: ClassVar[ForkServer | None] = None
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        prefix = (sys.executable, "-m", "training")
+        if self.server is not None and args[:3] == prefix:
+            try:
+                return self.server.spawn(args[3:], env)
+            except ForkServerLost as error:
+                type(self).server = None
+                barrier.log.warning("fork server lost (%s): ranks take seconds to import", error)
+        return super()._popen(args, env)
+
+
 class RankMonitorState(rank_monitor_server.RankMonitorStateMachine):  # type: ignore[misc]
     """11: the state is only for NVRx's log, but a "wrong" transition makes the monitor drop its rank."""
 
@@ -361,7 +388,7 @@ def _quicken_polls() -> None:
 
 
 def _quieten(module: types.ModuleType) -> None:
-    """12: NVRx sets its level when it makes its logger; set ours right after."""
+    """13: NVRx sets its level when it makes its logger; set ours right after."""
     setup_logger = module.setup_logger
 
     def setup(*args: Any, **kwargs: Any) -> logging.Logger:

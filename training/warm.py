@@ -1,0 +1,51 @@
+"""What a fork server does once, so that no rank has to do it again."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import os
+import threading
+
+from training.config import JobConfig
+from training.errors import HoldfastError
+
+MODULES = (
+    "nvidia_resiliency_ext.checkpointing.async_ckpt.core",
+    "nvidia_resiliency_ext.fault_tolerance.launcher",
+    "nvidia_resiliency_ext.inprocess",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "training.nvrx_changes",
+    "training.worker",
+)
+COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
+
+log = logging.getLogger(__name__)
+
+
+def preload(config: JobConfig) -> None:
+    """Import all that a rank and a launcher use; start no thread and touch no GPU."""
+    if gc.get_freeze_count():
+        return
+    for name in (*MODULES, *(COMPILER_MODULES if config.model.compile else ())):
+        importlib.import_module(name)
+    _import_model(config)
+    # Objects that live for ever need not be walked by every collection in every rank: NVRx collects
+    # until nothing is left before each in-process re-entry.
+    gc.collect()
+    gc.freeze()
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1 or threading.active_count() > 1:
+        log.warning("the fork server has %d threads: ranks forked from it may hang", threads)
+
+
+def _import_model(config: JobConfig) -> None:
+    """Build the model on the meta device: transformers imports its parts only when they are used."""
+    from training import model
+
+    try:
+        model.build_model(model.load_model_config(config.model))
+    except HoldfastError as error:
+        log.debug("left to the ranks to say: %s", error)
