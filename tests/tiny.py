@@ -77,7 +77,7 @@ def step_losses(run_dir: Path) -> dict[int, tuple[float, float]]:
     }
 
 
-def replaced(config: JobConfig, section: str, **fields: Any) -> JobConfig:
+def replaced(recipe: JobConfig, section: str, /, **fields: Any) -> JobConfig:
     """Return the recipe with single fields changed."""
-    changed = dataclasses.replace(getattr(config, section), **fields)
-    return dataclasses.replace(config, **{section: changed})
+    changed = dataclasses.replace(getattr(recipe, section), **fields)
+    return dataclasses.replace(recipe, **{section: changed})
