@@ -78,8 +78,16 @@ class NetworkStack(cdk.Stack):
         names = [zone.name for zone in config.network.cluster_zones]
         self.cluster_subnets = [subnet for subnet in vpc.private_subnets if subnet.availability_zone in names]
         if config.network.interface_endpoints:
-            for name, service in _INTERFACE_ENDPOINTS.items():
-                vpc.add_interface_endpoint(name, service=service)
+            self._add_interface_endpoints(vpc, config.network.cidr)
+
+    def _add_interface_endpoints(self, vpc: ec2.Vpc, cidr: str) -> None:
+        # one group with a literal network: CDK's own would name it by a reference, which cdk-nag cannot read
+        group = ec2.SecurityGroup(
+            self, "Endpoints", vpc=vpc, description="Interface endpoints", allow_all_outbound=False
+        )
+        group.add_ingress_rule(ec2.Peer.ipv4(cidr), ec2.Port.tcp(443), "from the VPC")
+        for name, service in _INTERFACE_ENDPOINTS.items():
+            vpc.add_interface_endpoint(name, service=service, security_groups=[group], open=False)
 
     def _use_existing(self, config: ClusterConfig, network: ExistingNetwork) -> None:
         zones = [zone.name for zone in config.network.cluster_zones]
