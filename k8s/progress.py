@@ -149,7 +149,10 @@ class Progress:
         if event.get("rank") != 0:
             return
         self._recent.append((event["step"], float(event["time"]), event["tokens"]))
-        self._last["loss"] = event["loss"]
+
+    def _on_metrics(self, event: dict[str, Any]) -> None:
+        if event.get("rank") == 0:
+            self._last["loss"] = event["loss"]
 
     def _on_evaluation(self, event: dict[str, Any]) -> None:
         self._last["evaluation_loss"] = event["loss"]
@@ -191,6 +194,7 @@ class Progress:
 
 _HANDLERS = {
     "step": Progress._on_step,
+    "metrics": Progress._on_metrics,
     "evaluation": Progress._on_evaluation,
     "checkpoint": Progress._on_checkpoint,
     "enter": Progress._on_enter,

@@ -73,7 +73,7 @@ def step_losses(run_dir: Path) -> dict[int, tuple[float, float]]:
     return {
         event["step"]: (event["loss"], event["gradient_norm"])
         for event in read_events(run_dir)
-        if event["event"] == "step" and event.get("rank") == 0
+        if event["event"] == "metrics" and event.get("rank") == 0
     }
 
 

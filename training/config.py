@@ -6,6 +6,7 @@ raises, see `training/schema.py`. Fields marked FIXED may not change when a run 
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -226,7 +227,7 @@ class RecoveryConfig:
         if not self.in_process:
             return
         names = ("soft_timeout_seconds", "hard_timeout_seconds", "barrier_timeout_seconds")
-        for low, high in zip(names, names[1:], strict=False):
+        for low, high in itertools.pairwise(names):
             if getattr(self, low) >= getattr(self, high):
                 rule = f"must be below {high}={getattr(self, high):g}"
                 yield Problem(path=low, value=getattr(self, low), rule=rule, fix="lower it")

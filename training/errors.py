@@ -50,6 +50,9 @@ class ConfigError(HoldfastError):
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
+        return type(self), (self.problems,)
+
     @classmethod
     def of(cls, path: str, value: Any, rule: str, fix: str) -> ConfigError:
         return cls([Problem(path=path, value=value, rule=rule, fix=fix)])

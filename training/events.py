@@ -11,8 +11,9 @@ Events of a rank:
 
     enter        process reached Python; `born` is the time the kernel made it
     span         something that took time: `name`, `start`, `seconds`; names are in SPANS
-    step         a step was committed: `step`, `start`, `seconds`, `tokens`, `loss`, `gradient_norm`,
-                 `learning_rate` (values are read a step late, so the line may follow the next step)
+    step         a step was committed: `step`, `start`, `seconds`, `tokens`
+    metrics      what it computed, read from the device a step late: `step`, `loss`, `gradient_norm`,
+                 `learning_rate`
     fault        a planned fault is about to hit: `kind`, `step`, `point`
     exception    the training function ended in an exception: `type`, `message`, `step`
     reentry      the in-process layer calls the training function again
@@ -38,6 +39,7 @@ from typing import Any, Self
 
 SPANS = (
     "imports",  # process start to the first line of training code
+    "layers",  # restart layers made ready
     "rendezvous",  # process group made and proven by a collective
     "build",  # model and optimizer on the device
     "load",  # state restored and verified

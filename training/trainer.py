@@ -43,7 +43,6 @@ class StepMetrics:
     """What a step leaves on the device; read a step later."""
 
     step: int
-    start: float
     learning_rate: float
     values: Tensor
     """Pinned host memory: [summed loss of all ranks, gradient norm], fp64."""
@@ -146,11 +145,11 @@ class Trainer:
         self.state.step = step
         self.state.position += self.config.data.global_batch_samples
         self._faults.at(step=step, rank=self._rank, point="after_optimizer")
-        previous, self._unread = (
-            self._unread,
-            self._queue_metrics(step, start, learning_rate, loss, norm),
-        )
+        previous = self._unread
+        self._unread = self._queue_metrics(step, learning_rate, loss, norm)
         self._read_metrics(previous)
+        seconds, tokens = time.time() - start, self._tokens_per_step()
+        self._events.emit("step", step=step, start=start, seconds=seconds, tokens=tokens)
 
     def _forward_backward(self, batch: Batch, step: int) -> Tensor:
         """Return the summed loss of this rank's samples; gradients end as the mean over all tokens."""
@@ -172,21 +171,15 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.state.parameters.values(), maximum)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def _queue_metrics(
-        self, step: int, start: float, learning_rate: float, loss: Tensor, norm: Tensor
-    ) -> StepMetrics:
+    def _queue_metrics(self, step: int, learning_rate: float, loss: Tensor, norm: Tensor) -> StepMetrics:
         dist.all_reduce(loss)
         on_device = torch.stack([loss, norm.double()])
         if self.device.type != "cuda":
-            return StepMetrics(
-                step=step, start=start, learning_rate=learning_rate, values=on_device, ready=None
-            )
+            return StepMetrics(step=step, learning_rate=learning_rate, values=on_device, ready=None)
         values = torch.empty(2, dtype=torch.float64, pin_memory=True)
         values.copy_(on_device, non_blocking=True)
         ready = torch.cuda.current_stream().record_event()
-        return StepMetrics(
-            step=step, start=start, learning_rate=learning_rate, values=values, ready=ready
-        )
+        return StepMetrics(step=step, learning_rate=learning_rate, values=values, ready=ready)
 
     def _read_metrics(self, metrics: StepMetrics | None) -> None:
         if metrics is None:
@@ -196,11 +189,8 @@ class Trainer:
         loss_sum, norm = metrics.values.tolist()
         loss = loss_sum / self._tokens_per_step()
         self._events.emit(
-            "step",
+            "metrics",
             step=metrics.step,
-            start=metrics.start,
-            seconds=time.time() - metrics.start,
-            tokens=self._tokens_per_step(),
             loss=loss,
             gradient_norm=norm,
             learning_rate=metrics.learning_rate,

@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,32 +60,29 @@ class Worker:
         born = process_start_seconds()
         self._events.emit("enter", born=born)
         self._events.span_since("imports", born)
+        self._entered = time.time()
         self._monitor = RankMonitor()
         self._checkpointer = Checkpointer(
             config.checkpoint, run_dir, device=self._device, events=self._events, node=node
         )
-        self._faults = FaultPlan(
-            config.rehearsal.faults, directory=run_dir / "faults", events=self._events
-        )
+        self._faults = FaultPlan(config.rehearsal.faults, directory=run_dir / "faults", events=self._events)
 
     def run(self) -> None:
         """Train to the end."""
         if self._directory.is_done():
             logger.info("%s: the run is done; nothing to do", self._directory.path)
             return
-        restart.run_restartable(
-            self._attempt, config=self._config, events=self._events, device=self._device
-        )
+        restart.run_restartable(self._attempt, config=self._config, events=self._events, device=self._device)
         self._checkpointer.close()
         self._events.close()
 
     def _attempt(self, attempt: Attempt) -> None:
         self._events.update(iteration=attempt.iteration)
+        if attempt.iteration == 0:
+            self._events.span_since("layers", self._entered)
         with self._monitor.section("setup"):
             with self._events.span("rendezvous"):
-                restart.open_group(
-                    self._device, iteration=attempt.iteration, config=self._config.recovery
-                )
+                restart.open_group(self._device, iteration=attempt.iteration, config=self._config.recovery)
             self._directory.claim(
                 self._config,
                 data_identity=data_identity(self._config, self._training_store),

@@ -173,7 +173,8 @@ def write_events(run_dir: Path, *, node: str) -> None:
             log.emit("enter", time=now - 30, born=now - 31)
             for number in range(1, 11):
                 at = now - 20 + number
-                log.emit("step", time=at, step=number, start=at - 1, seconds=1.0, tokens=100, loss=2.5)
+                log.emit("step", time=at, step=number, start=at - 1, seconds=1.0, tokens=100)
+                log.emit("metrics", time=at, step=number, loss=2.5)
             log.emit("checkpoint", time=now, step=5, status="committed")
 
 

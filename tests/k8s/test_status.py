@@ -29,7 +29,8 @@ def run_dir(tmp_path: Path) -> Path:
         log.emit("span", time=now - 21, name="rendezvous", start=now - 22, seconds=1.0)
         for number in range(1, 11):
             at = now - 20 + number
-            log.emit("step", time=at, step=number, start=at - 1, seconds=1.0, tokens=100, loss=2.5)
+            log.emit("step", time=at, step=number, start=at - 1, seconds=1.0, tokens=100)
+            log.emit("metrics", time=at, step=number, loss=2.5)
     return tmp_path
 
 

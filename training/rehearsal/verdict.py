@@ -106,8 +106,8 @@ def judge_faults(
 
 def losses(events: Iterable[Event]) -> dict[tuple[int, int], float]:
     """Return the loss of each (rank, step); of a step that was done again, the last one."""
-    steps = (event for event in events if event["event"] == "step")
-    return {(int(event["rank"]), int(event["step"])): float(event["loss"]) for event in steps}
+    found = (event for event in events if event["event"] == "metrics")
+    return {(int(event["rank"]), int(event["step"])): float(event["loss"]) for event in found}
 
 
 def same_losses(
