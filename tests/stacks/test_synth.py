@@ -19,7 +19,10 @@ APP = ("app.py", "cdk.json", "pyproject.toml", "requirements.txt", "stacks", "co
 # without an interface, a lookup or a download is an error at once
 NO_NETWORK = ["unshare", "--net", "--map-root-user"]
 
-pytestmark = pytest.mark.skipif(not CLI.exists(), reason="needs the CDK CLI: npm ci")
+pytestmark = [
+    pytest.mark.skipif(not CLI.exists(), reason="needs the CDK CLI: npm ci"),
+    pytest.mark.timeout(300),
+]
 
 
 def bare_environment(home: Path) -> dict[str, str]:
@@ -34,11 +37,11 @@ def bare_environment(home: Path) -> dict[str, str]:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project: nothing may depend on where it lies, and nobody edits it meanwhile."""
     folder = tmp_path_factory.mktemp("project")
-    for name in APP:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for source in (ROOT / name for name in APP if (ROOT / name).exists()):
+        if source.is_dir():
+            shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
-            shutil.copyfile(ROOT / name, folder / name)
+            shutil.copyfile(source, folder / source.name)
     return folder
 
 
