@@ -80,6 +80,11 @@ def is_true(job: dict[str, Any], condition_type: str) -> bool:
     return any(c["type"] == condition_type and c["status"] == "True" for c in _conditions(job))
 
 
+def component_of(job: dict[str, Any]) -> str:
+    """Return what a Job does, which is also the name of its container: trainer, prepare, export."""
+    return str(job["metadata"]["labels"][COMPONENT_LABEL])
+
+
 def selector_of(job_name: str, *, component: str = "") -> str:
     """Return the label selector of what belongs to a Job."""
     of_component = f",{COMPONENT_LABEL}={component}" if component else ""

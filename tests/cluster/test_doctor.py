@@ -19,9 +19,9 @@ from k8s.kubectl import Kubectl
 from k8s.prerequisites import prerequisites
 from k8s.run import Run
 from k8s.smoke import smoke_objects
+from tests.cluster.command_line import k8s, write_outputs
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.nodes import FakeNode, Kubelets
-from tests.cluster.test_commands import k8s
 from tests.cluster.waiting import wait_until
 
 SYSTEM = Kubectl(namespace="kube-system")
@@ -59,11 +59,10 @@ def failures(cluster: DeployedCluster) -> list[str]:
 
 
 def test_a_sound_cluster(cluster: DeployedCluster, plugins: list[str], tmp_path: Path) -> None:
-    outside_ecr = {"trainer_image": "registry.example/t:1", "control_image": "registry.example/c:1"}
-    values = dataclasses.asdict(dataclasses.replace(cluster.outputs, **outside_ecr)).items()
-    keys = {"".join(word.title() for word in name.split("_")): str(value) for name, value in values}
-    outputs = tmp_path / "outputs.json"
-    outputs.write_text(json.dumps({"Stack": keys}))
+    outside_ecr = dataclasses.replace(
+        cluster.outputs, trainer_image="registry.example/t:1", control_image="registry.example/c:1"
+    )
+    outputs = write_outputs(tmp_path / "outputs.json", outside_ecr)
     done = k8s("doctor", P5_RECIPE, "--outputs", outputs, "--json")
     found = json.loads(done.stdout)
     assert [finding for finding in found if finding["level"] == "FAIL"] == []
@@ -117,4 +116,4 @@ def test_server_takes_the_smoke_job(cluster: DeployedCluster) -> None:
 def _ready(name: str) -> bool:
     found = SYSTEM.get("daemonset", name)
     status = found["status"] if found else {}
-    return 0 < status.get("desiredNumberScheduled", 0) == status.get("numberReady", 0)
+    return bool(0 < status.get("desiredNumberScheduled", 0) == status.get("numberReady", 0))

@@ -99,8 +99,7 @@ def test_a_zone_without_control_planes_fails(config: ClusterConfig, session: bot
 
 def test_offering(config: ClusterConfig, session: boto3.Session) -> None:
     assert not failures(check_offering(Account(config=config, session=session)))
-    fields = {"instance_type": "p6-b300.48xlarge"}
-    rare = dataclasses.replace(config, gpu=dataclasses.replace(config.gpu, **fields))
+    rare = dataclasses.replace(config, gpu=dataclasses.replace(config.gpu, instance_type="p6-b300.48xlarge"))
     answer(
         session, "ec2.DescribeInstanceTypeOfferings", {"InstanceTypeOfferings": [{"Location": "us-west-2a"}]}
     )
