@@ -154,8 +154,7 @@ class ClusterStack(cdk.Stack):
     def _watch(self, gpu: GpuNodeGroup) -> None:
         config, file_system = self._config, self._storage.file_system
         alarms = TrainingAlarms(self, "TrainingAlarms", topic=self._topic)
-        if not config.gpu.parked:
-            alarms.watch_nodes(group_name=gpu.group_name, nodes=config.gpu.nodes)
+        alarms.watch_nodes(group_name=gpu.group_name)
         alarms.watch_file_system(
             file_system_id=file_system.file_system_id, capacity_gib=file_system.capacity_gib
         )

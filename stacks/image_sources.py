@@ -20,8 +20,8 @@ SOURCES = (
 """Files and folders of the repository that the images are built from."""
 
 _TAG_LENGTH = 16
-# what `training` and `k8s` are made of; editors' and interpreters' leftovers are not
-_SUFFIXES = frozenset({".py", ".toml", ".txt", ".json", ".yaml", ""})
+# what runs: neither rendered examples nor leftovers of editors and interpreters
+_SUFFIXES = frozenset({".py", ".toml", ".txt", ".json", ""})
 
 
 def source_files() -> Iterator[Path]:
