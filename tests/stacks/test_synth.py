@@ -50,7 +50,8 @@ def synth(project: Path, out: Path, *arguments: str) -> subprocess.CompletedProc
     return subprocess.run(
         [*NO_NETWORK, *command, *arguments],
         cwd=project,
-        env=bare_environment(out.parent),
+        # one home for all runs: jsii unpacks its packages into it once
+        env=bare_environment(project.parent),
         capture_output=True,
         text=True,
         check=False,
