@@ -90,6 +90,17 @@ def test_group_holds_nodes_and_spares(default: Deployment) -> None:
     assert default.cluster.one(GROUP)["DesiredCapacity"] == "3"
 
 
+def test_another_node_count_changes_the_group_alone(rendered: Deployment, larger: Deployment) -> None:
+    # WHEN
+    before, after = rendered.cluster.resources, larger.cluster.resources
+
+    # THEN
+    assert before.keys() == after.keys()
+    assert [r["Type"] for name, r in after.items() if r != before[name]] == [GROUP]
+    assert rendered.network.resources == larger.network.resources
+    assert rendered.storage.resources == larger.storage.resources
+
+
 def test_newest_image_is_resolved_by_the_deploy(default: Deployment) -> None:
     # WHEN
     reference = gpu_template(default)["ImageId"]["Ref"]

@@ -31,6 +31,7 @@ def test_cfn_lint_finds_nothing(variant: str, request: pytest.FixtureRequest) ->
     # THEN
     found = json.loads(done.stdout or EMPTY)
     assert [f"{f['Rule']['Id']} {f['Location']['Path']}: {f['Message']}" for f in found] == []
+    assert done.returncode == 0, done.stderr
     assert len(templates) == 3
 
 
