@@ -17,6 +17,7 @@ from k8s.jobs import KINDS_OF_A_JOB, selector_of
 from k8s.manifests import job_name
 from k8s.network import control_name
 from k8s.prerequisites import prerequisites
+from k8s.publish import STATUS_ANNOTATION
 from k8s.run import Run
 from tests.cluster.command_line import ROOT, k8s, write_outputs
 from tests.cluster.control_plane import ControlPlane
@@ -179,12 +180,21 @@ def test_an_api_server_that_is_not_there(submitted: RunInCluster, tmp_path: Path
     assert "run `aws eks update-kubeconfig --name CLUSTER`" in done.stderr
 
 
-def test_logs_are_those_of_one_pod(submitted: RunInCluster) -> None:
-    # no kubelet answers here: the request that fails says which pod and container it was for
-    namespace, pod = submitted.kubectl.namespace, submitted.pod(1)["metadata"]["name"]
-    done = k8s("logs", submitted.name, "--namespace", namespace, "--index", "1")
-    assert done.returncode == 1
-    assert f"/containerLogs/{namespace}/{pod}/trainer" in done.stderr
+def test_logs_of_all_nodes_one_pod_and_the_store(submitted: RunInCluster) -> None:
+    place = (submitted.name, "--namespace", submitted.kubectl.namespace)
+    pods = [submitted.pod(index)["metadata"]["name"] for index in (0, 1)]
+    everything = k8s("logs", *place).stdout
+    assert all(f"{pod} trainer was asked" in everything for pod in pods)
+    assert k8s("logs", *place, "--index", "1").stdout == f"{pods[1]} trainer was asked\n"
+    assert "control was asked" in k8s("logs", *place, "--control").stdout
+
+
+def test_logs_of_the_pod_that_a_rank_runs_in(submitted: RunInCluster) -> None:
+    pod = submitted.pod(1)
+    status = json.dumps({"steps": 10, "ranks": {"0": "elsewhere", "8": pod["spec"]["nodeName"]}})
+    submitted.kubectl.patch("job", submitted.name, {"metadata": {"annotations": {STATUS_ANNOTATION: status}}})
+    done = k8s("logs", "llama3-8b", "--namespace", submitted.kubectl.namespace, "--rank", "8")
+    assert done.stdout == f"{pod['metadata']['name']} trainer was asked\n"
 
 
 def test_logs_of_a_rank_that_runs_nowhere(submitted: RunInCluster) -> None:
