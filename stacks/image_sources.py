@@ -35,19 +35,14 @@ def source_files() -> Iterator[Path]:
                 yield relative
 
 
-def source_hash() -> str:
-    """Return a digest of names and contents: the same on every machine."""
+def image_tag() -> str:
+    """Return the tag of both images: a digest of names and contents, the same on every machine."""
     digest = hashlib.sha256()
     for file in source_files():
         for part in (file.as_posix().encode(), (ROOT / file).read_bytes()):
             digest.update(len(part).to_bytes(8, "big"))
             digest.update(part)
-    return digest.hexdigest()
-
-
-def image_tag() -> str:
-    """Return the tag of both images. It names their sources, so it can be immutable."""
-    return source_hash()[:_TAG_LENGTH]
+    return digest.hexdigest()[:_TAG_LENGTH]
 
 
 def copy_sources(folder: Path) -> None:

@@ -14,7 +14,11 @@ TEMPLATE = "AWS::EC2::LaunchTemplate"
 
 
 def outputs(deployment: Deployment) -> dict[str, Any]:
-    return {name: output["Value"] for name, output in deployment.cluster.template["Outputs"].items()}
+    templates = (deployment.network, deployment.storage, deployment.cluster)
+    written = [template.template["Outputs"] for template in templates]
+    return {
+        name: output["Value"] for stack in written for name, output in stack.items() if "Export" not in output
+    }
 
 
 def as_deployed(deployment: Deployment) -> dict[str, dict[str, str]]:
@@ -45,8 +49,12 @@ def test_outputs_of_a_block_say_when_it_ends(everything: Deployment) -> None:
     assert (parsed.capacity_mode, parsed.capacity_end) == ("capacity-block", "2026-12-14T11:30:00Z")
 
 
-def test_no_output_is_empty(default: Deployment) -> None:
+def test_no_output_is_empty_and_none_stands_twice(default: Deployment) -> None:
+    stacks = [default.network, default.storage, default.cluster]
+    names = [n for s in stacks for n, o in s.template["Outputs"].items() if "Export" not in o]
+
     assert all(outputs(default).values())
+    assert len(names) == len(set(names)) == 18
 
 
 def test_service_accounts_and_claim_are_those_in_the_manifests(default: Deployment) -> None:
