@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from k8s.findings import Finding
 from k8s.kubectl import Kubectl
 from k8s.prerequisites import prerequisites
 from k8s.run import Run
-from k8s.smoke import smoke_objects
+from k8s.smoke import run_smoke, smoke_objects
 from tests.cluster.command_line import k8s, write_outputs
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.nodes import FakeNode, Kubelets
+from tests.cluster.training_run import RunInCluster
 from tests.cluster.waiting import wait_until
 
 SYSTEM = Kubectl(namespace="kube-system")
@@ -117,3 +119,23 @@ def _ready(name: str) -> bool:
     found = SYSTEM.get("daemonset", name)
     status = found["status"] if found else {}
     return bool(0 < status.get("desiredNumberScheduled", 0) == status.get("numberReady", 0))
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [(0, "the Job ended without a result"), (1, "FailedIndexes: Job has failed indexes; pods: smoke-")],
+)
+def test_smoke_job_is_judged_and_removed(
+    cluster: DeployedCluster, kubelets: Kubelets, control_plane: ControlPlane, code: int, message: str
+) -> None:
+    assert cluster.run is not None
+    in_cluster = RunInCluster(cluster.run, control_plane)
+    in_cluster.name = smoke_objects(cluster.run)[-1]["metadata"]["name"]
+    with ThreadPoolExecutor(1) as executor:
+        judged = executor.submit(lambda: list(run_smoke(cluster.kubectl, in_cluster.run)))
+        for pod in in_cluster.wait_for_running(2):
+            kubelets.exit(pod, code)
+        (finding,) = judged.result(timeout=90)
+    assert finding.level == "FAIL"
+    assert message in finding.message
+    assert cluster.kubectl.get("job", in_cluster.name) is None
