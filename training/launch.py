@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from training import environment
+from training import environment, shared_memory
 from training.agent import EXIT_CONTROL_RETURNED
 from training.config import JobConfig, load_recipe
 from training.errors import EXIT_DONE, EXIT_RETRY, EXIT_STOPPED
@@ -207,6 +207,7 @@ class Supervisor:
             self._events.emit("launch", attempt=attempt)
             ended = self._run_launcher()
             end_descendants(keep=[*self._control.pids, *self._launchers.pids])
+            shared_memory.sweep()
             code = self._final_code(ended)
             if code is not None:
                 return code
@@ -264,11 +265,13 @@ class Supervisor:
 @contextmanager
 def _private_directory() -> Iterator[Path]:
     """Yield a directory for sockets and marks of this node's processes, and remove it."""
-    directory = Path(tempfile.mkdtemp(prefix="holdfast-"))
+    base = environment.short_temporary_directory()
+    directory = Path(tempfile.mkdtemp(prefix="hf-", dir=base))
     try:
         yield directory
     finally:
         end_descendants()
+        shared_memory.sweep()
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -55,6 +55,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousGracefulExitError,
 )
 
+from training import shared_memory
 from training.errors import ConfigError
 from training.events import EventLog
 from training.fork_server import ForkServer, ForkServerLost
@@ -137,6 +138,7 @@ class Agent(launcher.LocalElasticAgent):  # type: ignore[misc]
         ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         workers = {ranks[local_rank]: pid for local_rank, pid in pids.items()}
         self.events.emit("round", round=self._rdzv_handler.round(), workers=workers)
+        shared_memory.sweep()  # here, and not before, it holds up no restart
         return pids  # type: ignore[no-any-return]
 
     def _monitor_workers(self, worker_group: Any) -> Any:

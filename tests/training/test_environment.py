@@ -39,3 +39,12 @@ def test_only_final_codes_reach_the_supervisor(
     monkeypatch.setenv(environment.EXIT_FILE, str(path))
     environment.leave_exit_code(code)
     assert (path.read_text() if path.exists() else None) == left
+
+
+def test_sockets_lie_under_a_short_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 60)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    assert environment.short_temporary_directory() == "/tmp"
+    monkeypatch.setattr("tempfile.tempdir", "/var/tmp")
+    assert environment.short_temporary_directory() == "/var/tmp"
