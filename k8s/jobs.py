@@ -96,7 +96,8 @@ def delete_objects(kubectl: Kubectl, job_name: str) -> str:
     # foreground: the name is free again only when the last pod has ended its grace period
     arguments = ("--cascade=foreground", "--ignore-not-found", "--timeout=900s", "--wait")
     kinds = ",".join(KINDS_OF_A_JOB)
-    return kubectl.run("delete", kinds, f"--selector={selector_of(job_name)}", *arguments)
+    selector = f"--selector={selector_of(job_name)}"
+    return kubectl.run("delete", kinds, selector, *arguments, request_timeout="0")
 
 
 def _conditions(job: dict[str, Any]) -> list[dict[str, Any]]:
