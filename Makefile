@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(CURDIR)/node_modules/.bin:$(PATH)
 # The CLI warns on Node 20 that its releases of 2027 will need 22.
-export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 1
+export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: demo test check format synth render bench image test-deploy test-faults test-cluster \
+.PHONY: demo test check format synth render image cluster-manifests test-deploy test-faults test-cluster test-gpu \
 	setup setup-infra clean help
 
 help: ## show this list
@@ -17,7 +17,7 @@ demo: setup ## synth, render, real text, and a rehearsal with faults; ends in a 
 	python tools/demo.py
 
 test: setup ## unit and multi-process tests
-	python -m pytest tests --ignore tests/deploy --ignore tests/cluster --ignore tests/faults --durations 15
+	python -m pytest tests --ignore tests/deploy --ignore tests/cluster --ignore tests/faults --ignore tests/gpu --durations 15
 
 check: setup ## formatting, lint, types
 	ruff format --check .
@@ -44,9 +44,15 @@ test-faults: setup ## the fault bench: every kind, victim and point, judged bitw
 test-cluster: setup ## a real Kubernetes control plane (KUBERNETES_SERVER_BIN)
 	python -m pytest tests/cluster
 
-image: ## both container images, where there is a Docker engine
-	docker build --target trainer --tag holdfast-trainer --file training/Dockerfile .
-	docker build --target control --tag holdfast-control --file training/Dockerfile .
+image: setup-infra ## both container images, where there is a Docker engine
+	docker build --target trainer --tag holdfast-trainer:$$(python -m stacks.image_sources) --file training/Dockerfile .
+	docker build --target control --tag holdfast-control:$$(python -m stacks.image_sources) --file training/Dockerfile .
+
+cluster-manifests: setup-infra ## in-cluster software as YAML, from OUTPUTS, for GitOps
+	python -m stacks.render $(or $(OUTPUTS),outputs.json)
+
+test-gpu: setup ## what needs one CUDA GPU
+	python -m pytest tests/gpu -m gpu
 
 setup: $(VENV)/.all node_modules/.installed ## install everything (done by the other targets)
 
@@ -57,7 +63,7 @@ $(VENV)/bin/python:
 		f"error: PYTHON={sys.executable}: is {v[0]}.{v[1]}, needs 3.11 or 3.12; run make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.all: requirements.txt requirements-infra.txt requirements-dev.txt tools/install.py | $(VENV)/bin/python
+$(VENV)/.all: requirements.txt requirements-infra.txt requirements-training.txt requirements-dev.txt tools/install.py | $(VENV)/bin/python
 	$(BIN)/python tools/install.py requirements.txt requirements-dev.txt
 	@touch $@ $(VENV)/.infra
 

@@ -14,7 +14,8 @@ SOURCES = (
     "k8s",
     "constructs/eks_training/__init__.py",
     "constructs/eks_training/instance_types.py",
-    "requirements.txt",
+    "requirements-infra.txt",
+    "requirements-training.txt",
     "pyproject.toml",
 )
 """Files and folders of the repository that the images are built from."""

@@ -1,6 +1,6 @@
 """The whole of Holdfast on this machine: templates, manifest, data, and a run that survives two faults.
 
-    make demo        or, with everything installed:   python tools/demo.py [--json]
+make demo        or, with everything installed:   python tools/demo.py [--json]
 """
 
 from __future__ import annotations

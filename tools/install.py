@@ -71,10 +71,8 @@ def nvrx_wheel(version: str) -> Path:
     run([*pip, "install", "wheel"])
     python = f"{sys.version_info.major}{sys.version_info.minor}"
     tagged = f"manylinux_{TAGGED_GLIBC[0]}_{TAGGED_GLIBC[1]}_x86_64"
-    run(
-        [*pip, "download", "--no-deps", "--only-binary=:all:", "--platform", tagged]
-        + ["--python-version", python, "--dest", str(folder), f"{NVRX}=={version}"]
-    )
+    wanted = ["--platform", tagged, "--python-version", python, f"{NVRX}=={version}"]
+    run([*pip, "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder), *wanted])
     (wheel,) = folder.glob(f"*{tagged}.whl")
     run(
         [sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", "linux_x86_64", str(wheel)],

@@ -96,9 +96,7 @@ def drain(request: ShardRequest) -> None:
             write_shard(request)
             if request.metadata is not None:
                 finish(save, request.metadata)
-                events.emit(
-                    "checkpoint", step=save.step, status="committed", seconds=time.time() - start
-                )
+                events.emit("checkpoint", step=save.step, status="committed", seconds=time.time() - start)
         except Exception as error:  # noqa: BLE001 - process boundary: raising would end NVRx's worker
             reason = f"{type(error).__name__}: {error}"
             events.emit("checkpoint", step=save.step, status="failed", reason=reason)
@@ -120,9 +118,7 @@ def write_shard(request: ShardRequest) -> None:
     leave_result(save, request.shard, files=sorted(files), results=results)
 
 
-def leave_result(
-    save: Save, shard: int, *, files: Sequence[str], results: Sequence[WriteResult]
-) -> None:
+def leave_result(save: Save, shard: int, *, files: Sequence[str], results: Sequence[WriteResult]) -> None:
     """Tell the coordinator what a rank has written, checksums included."""
     hashed = commit.hash_files(save.directory, files)
     value = {

@@ -69,7 +69,7 @@ def bus_bandwidth(device: torch.device, size_mib: int) -> float:
 
 def report(gigabytes_per_second: float, *, cuda: bool) -> dict[str, object]:
     """Return the measurement and the versions that it was made with."""
-    nccl = torch.cuda.nccl.version() if cuda else ()  # type: ignore[no-untyped-call]
+    nccl = torch.cuda.nccl.version() if cuda else ()
     return {
         "ranks": dist.get_world_size(),
         "bus_gigabytes_per_second": gigabytes_per_second,

@@ -99,9 +99,7 @@ class Slot:
         """Page-lock the memory for the GPU: copies run at 55 GB/s instead of 7."""
         result = torch.cuda.cudart().cudaHostRegister(self.buffer.data_ptr(), self.buffer.nbytes, 0)
         if int(result) != 0:
-            raise RunError(
-                f"{self.path}: cudaHostRegister failed with {result}; raise the memlock limit"
-            )
+            raise RunError(f"{self.path}: cudaHostRegister failed with {result}; raise the memlock limit")
         self._locked = True
 
     def view(self, piece: Piece) -> Tensor:

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.tensor import DTensor
 
-from training import drain
+from training import commit, drain
 from training.drain import Save, ShardRequest
 from training.errors import CheckpointError, ConfigError
 from training.events import EventLog
@@ -172,7 +172,7 @@ class DcpSyncWriter:
         drain.leave_result(save, rank, files=own, results=[])
         dist.barrier()
         if rank == 0:
-            metadata = drain.commit.hash_files(save.directory, [".metadata"])
+            metadata = commit.hash_files(save.directory, [".metadata"])
             drain.publish(save, files=drain.await_files(save) | metadata, format_="dcp")
         dist.barrier()
 

@@ -12,7 +12,10 @@ from training import model as models
 from training.restart import close_group, open_group
 from training.worker import Worker
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature"),
+]
 
 
 def test_steps_and_snapshots_have_no_host_sync(data: Path, tmp_path: Path) -> None:

@@ -15,7 +15,17 @@ import pytest
 from tests.stacks.conftest import CONTEXT, ROOT, Changes, merged
 
 CLI = ROOT / "node_modules" / ".bin" / "cdk"
-APP = ("app.py", "cdk.json", "pyproject.toml", "requirements.txt", "stacks", "constructs", "training", "k8s")
+APP = (
+    "app.py",
+    "cdk.json",
+    "pyproject.toml",
+    "requirements-infra.txt",
+    "requirements-training.txt",
+    "stacks",
+    "constructs",
+    "training",
+    "k8s",
+)
 # without an interface, a lookup or a download is an error at once
 NO_NETWORK = ["unshare", "--net", "--map-root-user"]
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.tiny import tiny_recipe
@@ -9,11 +11,12 @@ from training.errors import ConfigError
 from training.launcher_arguments import NodePlace, control_arguments, launcher_arguments, node_place
 
 
-def recipe(**sections: dict[str, object]) -> JobConfig:
+def recipe(**sections: dict[str, Any]) -> JobConfig:
     from pathlib import Path
 
     job = {"name": "run", "nodes": 2, "ranks_per_node": 2, "spares": 1}
-    return tiny_recipe(Path("data"), **{"job": job, **sections})
+    sections = {"job": job, **sections}
+    return tiny_recipe(Path("data"), ranks=2, **sections)
 
 
 PLACE = NodePlace(control=("control", 29500), address="10.0.0.7", index=1)
