@@ -40,7 +40,7 @@ def test_settings_that_may_not_change_are_named_together(tmp_path: Path) -> None
 def test_other_data_are_refused(tmp_path: Path) -> None:
     config = tiny_recipe(tmp_path)
     claim(tmp_path / "run", config)
-    with pytest.raises(ConfigError, match="data.path"):
+    with pytest.raises(ConfigError, match=r"data\.path"):
         RunDirectory(path=tmp_path / "run").claim(config, data_identity={"tokens": "99"}, owner=True)
 
 
