@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("clean")]
+pytestmark = pytest.mark.timeout(600)
 
 RECIPE = """
 version = 1
@@ -64,16 +64,13 @@ def write_recipe(path: Path, data: Path, *faults: dict[str, Any], text: str = RE
     return recipe
 
 
-@pytest.fixture
-def clean() -> Iterator[None]:
-    """Fail a test that leaves files or directories behind."""
-
-    def leftovers() -> set[Path]:
-        return {*Path(tempfile.gettempdir()).glob("hf-*"), *Path("/dev/shm").glob("holdfast-*")}
-
-    before = leftovers()
-    yield
-    assert leftovers() <= before
+@pytest.fixture(autouse=True)
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give the test a temporary directory, short as sockets want it, and fail it if it leaves anything there."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as directory:
+        monkeypatch.setenv("TMPDIR", directory)
+        yield
+        assert list(Path(directory).iterdir()) == []
 
 
 def start(recipe: Path, run_dir: Path, *options: str) -> subprocess.Popen[str]:

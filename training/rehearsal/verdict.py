@@ -102,10 +102,8 @@ def judge_faults(
         events: All events of the run.
         restarts: Its restarts, as the goodput ledger has found them.
     """
-    hits = [event for event in events if event["event"] == "fault"]
-    caused = [restart for restart in restarts if restart.fault]
-    following = {hit["index"]: restart for hit, restart in zip(hits, caused, strict=False)}
-    hit_of = {hit["index"]: hit for hit in hits}
+    following = {restart.fault_index: restart for restart in restarts}
+    hit_of = {event["index"]: event for event in events if event["event"] == "fault"}
     return tuple(
         _judge(index, fault, hit_of.get(index), following.get(index), events)
         for index, fault in enumerate(faults)

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from training.config import Fault
+import pytest
+
+from training.config import Fault, FaultKind
 from training.goodput import Restart
 from training.rehearsal.verdict import FaultOutcome, Verdict, judge_faults, losses, same_losses
 
 KILL = Fault(kind="sigkill", rank=0, step=4, point="backward")
 RAISE = Fault(kind="exception", rank=1, step=2, point="forward")
 PHASES = {"detect": 0.5, "restart": 1.0}
-RESTART = Restart(layer="in-job", fault="sigkill", step=3, restored_step=2, phases=PHASES)
+RESTART = Restart(layer="in-job", fault="sigkill", fault_index=0, step=3, restored_step=2, phases=PHASES)
 
 
 def event(kind: str, time: float, **fields: Any) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def test_kill_by_the_launcher_is_no_evidence() -> None:
 
 def test_fault_that_never_hit_is_not_recovered() -> None:
     outcome = judge(STEP_DONE_AGAIN)
-    assert (outcome.evidence, outcome.recovered, outcome.layer) == ("", False, "")
+    assert (outcome.evidence, outcome.recovered) == ("", False)
 
 
 def test_fault_whose_step_is_not_done_again_is_not_recovered() -> None:
@@ -66,15 +69,47 @@ def test_exception_counts_as_it_left_the_training_function() -> None:
     assert not judge(hit(), consequence, done, fault=RAISE).evidence
 
 
-def test_restart_belongs_to_the_fault_that_came_first() -> None:
+def test_restart_belongs_to_the_fault_that_caused_it() -> None:
     events = [hit(10.0, index=1), hit(30.0, index=0)]
-    restarts = [
-        Restart(layer="in-process", fault="exception", step=1, restored_step=0, phases={}),
-        Restart(layer="in-process", fault="", step=1, restored_step=1, phases={}),
-        RESTART,
-    ]
-    outcomes = judge_faults([KILL, RAISE], events, restarts)
+    unplanned = dataclasses.replace(RESTART, fault="", fault_index=None, layer="launcher")
+    other = dataclasses.replace(RESTART, fault="exception", fault_index=1, layer="in-process")
+    outcomes = judge_faults([KILL, RAISE], events, [other, unplanned, RESTART])
     assert [outcome.layer for outcome in outcomes] == ["in-job", "in-process"]
+
+
+EVIDENCE: list[tuple[FaultKind, dict[str, Any], str]] = [
+    ("hang", event("reentry", 11.0, pid=77), "pid 77 was interrupted by the in-process layer"),
+    ("hang", death(number=15), "wait status of pid 77: SIGTERM"),
+    ("sigstop", death(), "wait status of pid 77: SIGKILL"),
+    (
+        "launcher_kill",
+        event("launcher_exit", 11.0, node="node-1", signal=9),
+        "wait status of launcher of node-1: SIGKILL",
+    ),
+    (
+        "node_loss",
+        event("process_exit", 11.0, name="node-1", signal=9, exit_code=None),
+        "wait status of process 1 of node-1: SIGKILL",
+    ),
+    (
+        "control_loss",
+        event("process_exit", 11.0, name="control", signal=9, exit_code=None),
+        "wait status of control: SIGKILL",
+    ),
+    (
+        "sigterm",
+        event("process_exit", 11.0, name="node-1", signal=None, exit_code=143),
+        "exit code of process 1 of node-1: 143",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "proof", "evidence"), EVIDENCE)
+def test_evidence_of_each_kind(kind: FaultKind, proof: dict[str, Any], evidence: str) -> None:
+    fault = dataclasses.replace(KILL, kind=kind)
+    struck = {**hit(), "node": "node-1"}
+    assert judge(struck, proof, fault=fault).evidence == evidence
+    assert not judge(struck, {**proof, "time": 9.0}, fault=fault).evidence
 
 
 def test_last_loss_of_a_step_counts() -> None:
