@@ -66,7 +66,7 @@ def write_recipe(path: Path, data: Path, *faults: dict[str, Any], text: str = RE
 
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give the test a temporary directory, short as sockets want it, and fail it if it leaves anything there."""
+    """Give the test a temporary directory with a short path, and fail it if it leaves anything there."""
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as directory:
         monkeypatch.setenv("TMPDIR", directory)
         yield
