@@ -2,7 +2,8 @@
 
 The changes are subclasses put in the place of NVRx's classes, in our launcher (`training/agent.py`)
 and control process only. `apply_*` refuses a version that was not read and tried; on a new one, read
-its launcher.py, ft_rendezvous_barrier.py and control_plane.py against the list below first.
+its launcher.py, ft_rendezvous_barrier.py and control_plane.py against the list below first. 0.7.0 was
+read, and not tried.
 
     #   0.6.0 does                                            0.7.0   here
     1   stops healthy workers when the control store is lost  same    train on, re-form when it is back
@@ -37,23 +38,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch.distributed as dist
+import nvidia_resiliency_ext.fault_tolerance.ft_rendezvous_barrier as barrier
 from nvidia_resiliency_ext.fault_tolerance import (
     c10d_monkey_patch,
     control_plane,
     launcher,
     rank_monitor_server,
 )
-from nvidia_resiliency_ext.fault_tolerance import (
-    ft_rendezvous_barrier as barrier,
-)
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-from torch.distributed.elastic.rendezvous.api import (
-    RendezvousClosedError,
-    RendezvousGracefulExitError,
-)
+from torch.distributed.elastic.rendezvous import api as rendezvous
 
 from training import shared_memory
 from training.errors import ConfigError
@@ -61,7 +56,7 @@ from training.events import EventLog
 from training.fork_server import ForkServer, ForkServerLost
 from training.processes import reap_orphans
 
-KNOWN_VERSIONS = ("0.6.0", "0.7.0")
+KNOWN_VERSIONS = ("0.6.0",)
 POLL_SECONDS = 0.1
 HEARTBEAT_SECONDS = 1.0
 NODE_LOST_SECONDS = 10.0
@@ -202,7 +197,7 @@ class RendezvousHandler(barrier.FtRendezvousBarrierHandler):  # type: ignore[mis
         try:
             self._beat()
             return bool(super().is_next_round_open())
-        except (dist.DistError, RuntimeError) as error:
+        except RuntimeError as error:
             self._lost_since = time.time()
             reason = str(error).splitlines()[0]
             Agent.events.emit("control_lost", message=reason)
@@ -313,7 +308,7 @@ class ControlState(barrier._RendezvousBarrierState):  # type: ignore[misc]
             closed = super().close_current_round_as_host(
                 node, min_nodes, *args, stop_event=stop_event, **kwargs
             )
-        except (RendezvousClosedError, RendezvousGracefulExitError):
+        except (rendezvous.RendezvousClosedError, rendezvous.RendezvousGracefulExitError):
             if self.is_shutdown():
                 self.ended.set()
                 stop_event.wait(self.linger_seconds)

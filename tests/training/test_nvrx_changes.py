@@ -59,7 +59,7 @@ def agent_in(state: WorkerState) -> Any:
 
 def test_unread_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrx_changes, "version", lambda name: "0.8.0")
-    with pytest.raises(ConfigError, match=r"nvidia-resiliency-ext='0.8.0': must be 0.6.0 or 0.7.0"):
+    with pytest.raises(ConfigError, match=r"nvidia-resiliency-ext='0.8.0': must be 0.6.0"):
         nvrx_changes.check_version()
 
 
