@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/$(BIN):$(CURDIR)/node_modules/.bin:$(PATH)
 export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: demo test check format synth render image cluster-manifests test-deploy test-faults test-cluster test-gpu \
+.PHONY: demo test check format synth render image cluster-manifests test-deploy test-cluster test-gpu \
 	setup setup-infra clean help
 
 help: ## show this list
@@ -17,7 +17,7 @@ demo: setup ## synth, render, real text, and a rehearsal with faults; ends in a 
 	python tools/demo.py
 
 test: setup ## unit and multi-process tests
-	python -m pytest tests --ignore tests/deploy --ignore tests/cluster --ignore tests/faults --ignore tests/gpu --durations 15
+	python -m pytest tests --ignore tests/deploy --ignore tests/cluster --ignore tests/gpu --durations 15
 
 check: setup ## formatting, lint, types
 	ruff format --check .
@@ -37,9 +37,6 @@ render: setup-infra ## the Job of RECIPE for OUTPUTS, as YAML
 
 test-deploy: setup ## the real CDK CLI deploys, changes, and destroys against a mock of AWS
 	python -m pytest tests/deploy
-
-test-faults: setup ## the fault bench: every kind, victim and point, judged bitwise
-	python -m pytest tests/faults
 
 test-cluster: setup ## a real Kubernetes control plane (KUBERNETES_SERVER_BIN)
 	python -m pytest tests/cluster

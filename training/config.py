@@ -200,11 +200,11 @@ class RecoveryConfig:
     group_timeout_seconds: Seconds = 600.0
     """Process-group timeout. gloo cannot abort a collective: on CPU it must be below
     soft_timeout_seconds. NCCL: above hard_timeout_seconds."""
-    soft_timeout_seconds: Seconds = 60.0
+    soft_timeout_seconds: Annotated[float, Range(minimum=1.0)] = 60.0
     """In-process layer: no progress for this long raises an exception in the rank."""
-    hard_timeout_seconds: Seconds = 90.0
+    hard_timeout_seconds: Annotated[float, Range(minimum=1.0)] = 90.0
     """In-process layer: no progress for this long kills the rank."""
-    barrier_timeout_seconds: Seconds = 120.0
+    barrier_timeout_seconds: Annotated[float, Range(minimum=1.0)] = 120.0
     """In-process layer: longest wait for the other ranks to come back."""
     setup_timeout_seconds: Seconds = 600.0
     """In-job layer: longest set-up (imports, model, load, first compile)."""
@@ -229,7 +229,10 @@ class RecoveryConfig:
         if not self.in_process:
             return
         names = ("soft_timeout_seconds", "hard_timeout_seconds", "barrier_timeout_seconds")
-        for low, high in itertools.pairwise(names):
+        ordered = list(itertools.pairwise(names))
+        if self.layers == "both":  # the in-job layer leaves the in-process layer its turn
+            ordered.append(("hard_timeout_seconds", "step_timeout_seconds"))
+        for low, high in ordered:
             if getattr(self, low) >= getattr(self, high):
                 rule = f"must be below {high}={getattr(self, high):g}"
                 yield Problem(path=low, value=getattr(self, low), rule=rule, fix="lower it")

@@ -31,6 +31,10 @@ from training.errors import ConfigError
             "recovery.soft_timeout_seconds=95.0: must be below hard_timeout_seconds=90",
         ),
         (
+            {"recovery": {"layers": "both", "step_timeout_seconds": 80.0}},
+            "recovery.hard_timeout_seconds=90.0: must be below step_timeout_seconds=80",
+        ),
+        (
             {"rehearsal": {"faults": [{"kind": "exception", "rank": 1, "step": 1}]}},
             "rehearsal.faults[0].rank=1: must be below the 1 ranks",
         ),
