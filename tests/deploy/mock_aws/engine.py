@@ -1,0 +1,252 @@
+"""CloudFormation as it behaves. moto evaluates templates; order, changes, events and rollback are here.
+
+moto itself creates in the order of the file, retries what fails to go, and knows no rollback: a stack that
+AWS could neither make nor delete would pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from moto.cloudformation import parsing
+from moto.cloudformation.models import CloudFormationBackend, Event, OutputMap
+
+from tests.deploy.mock_aws.deletions import delete_native
+from tests.deploy.mock_aws.resource import Resource, ResourceError
+
+Template = dict[str, Any]
+
+_RETAINED = frozenset({"Retain", "RetainExceptOnCreate"})
+_RETAINED_BY_ROLLBACK = frozenset({"Retain"})
+
+
+class StackOperation:
+    """Brings one stack from what was applied to what a template says, or to nothing."""
+
+    def __init__(self, stack: Any, *, failures: Path) -> None:
+        """Prepare it.
+
+        Args:
+            failures: File with one resource type a line, whose creation fails.
+        """
+        self._stack = stack
+        self._resources = stack.resource_map
+        self._failures = failures
+        # logical id -> what it was made from, in the order of creation
+        self._applied: dict[str, Any] = stack.__dict__.setdefault("applied", {})
+
+    def apply(self, template: Template, parameters: Mapping[str, str]) -> None:
+        """Create and change in the order of dependencies, then delete what is gone.
+
+        Raises:
+            Exception: Whatever the first failing resource raised; nothing is rolled back yet.
+        """
+        self._load(template, parameters)
+        wanted = [name for name in in_order(template["Resources"]) if self._is_wanted(name)]
+        for name in wanted:
+            self._create_or_update(name)
+        for name in [name for name in reversed(self._applied) if name not in wanted]:
+            self._delete(name, retained=_RETAINED)
+        self._resources._resource_json_map = {name: template["Resources"][name] for name in wanted}
+        self._stack.output_map = OutputMap(self._resources, template, self._stack.stack_id)
+
+    def delete(self, *, retained: frozenset[str]) -> None:
+        """Delete everything, last created first, except resources with one of these deletion policies."""
+        for name in list(reversed(self._applied)):
+            self._delete(name, retained=retained)
+        self._resources._resource_json_map = {}
+        self._stack.output_map = OutputMap(self._resources, {}, self._stack.stack_id)
+
+    def event(self, status: str, reason: str | None = None, *, name: str = "") -> None:
+        """Record what `describe-stack-events` shows."""
+        stack, made = self._stack, self._resources._parsed_resources.get(name)
+        declared = self._resources._resource_json_map.get(name) or self._applied.get(name)
+        stack.events.append(
+            Event(
+                stack_id=stack.stack_id,
+                stack_name=stack.name,
+                logical_resource_id=name or stack.name,
+                physical_resource_id=getattr(made, "physical_resource_id", "") if name else stack.stack_id,
+                resource_type=declared["Type"] if name else "AWS::CloudFormation::Stack",
+                resource_status=status,
+                resource_status_reason=reason,
+                resource_properties=None,
+            )
+        )
+
+    def _load(self, template: Template, parameters: Mapping[str, str]) -> None:
+        resources = self._resources
+        resources._template = template
+        resources._resource_json_map = template["Resources"]
+        resources.input_parameters = dict(parameters)
+        resources.load_mapping()
+        resources.load_parameters()
+        resources.load_conditions()
+
+    def _is_wanted(self, name: str) -> bool:
+        condition = self._resources._resource_json_map[name].get("Condition")
+        return not condition or bool(self._resources.lazy_condition_map[condition])
+
+    def _create_or_update(self, name: str) -> None:
+        declared = self._resources._resource_json_map[name]
+        evaluated = parsing.clean_json(
+            {key: declared[key] for key in ("Type", "Properties") if key in declared}, self._resources
+        )
+        if name not in self._applied:
+            verb = "CREATE"
+        elif _made_from(self._applied[name]) != evaluated:
+            verb = "UPDATE"
+        else:
+            return
+        self.event(f"{verb}_IN_PROGRESS", name=name)
+        try:
+            self._create(name, declared) if verb == "CREATE" else self._update(name, declared)
+        except Exception as error:  # CloudFormation reports, whatever a resource answers
+            self.event(f"{verb}_FAILED", str(error), name=name)
+            raise
+        policy = {key: declared[key] for key in ("DeletionPolicy",) if key in declared}
+        self._applied[name] = {**evaluated, **policy}
+        self.event(f"{verb}_COMPLETE", name=name)
+
+    def _create(self, name: str, declared: Mapping[str, Any]) -> None:
+        if self._failures.exists() and declared["Type"] in self._failures.read_text().splitlines():
+            raise ResourceError(f"{declared['Type']}: fails on demand")
+        self._resources[name]  # creates what is not there
+
+    def _update(self, name: str, declared: Mapping[str, Any]) -> None:
+        made = parsing.parse_and_update_resource(
+            name, declared, self._resources, self._stack.account_id, self._stack.region_name
+        )
+        if made is None:
+            raise ResourceError(f"{declared['Type']}: moto cannot update it")
+        self._resources._parsed_resources[name] = made
+
+    def _delete(self, name: str, *, retained: frozenset[str]) -> None:
+        applied = self._applied[name]
+        if applied.get("DeletionPolicy") in retained:
+            self.event("DELETE_SKIPPED", name=name)
+            del self._applied[name]
+            return
+        self.event("DELETE_IN_PROGRESS", name=name)
+        made = self._resources._parsed_resources[name]
+        try:
+            if isinstance(made, Resource):
+                made.delete()
+            else:
+                delete_native(made, applied, account=self._stack.account_id, region=self._stack.region_name)
+        except Exception as error:
+            self.event("DELETE_FAILED", str(error), name=name)
+            raise
+        self.event("DELETE_COMPLETE", name=name)
+        del self._applied[name], self._resources._parsed_resources[name]
+
+
+def _made_from(applied: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in applied.items() if key != "DeletionPolicy"}
+
+
+def in_order(resources: Mapping[str, Any]) -> list[str]:
+    """Return logical ids, each after all that it needs."""
+    done: dict[str, None] = {}
+
+    def visit(name: str) -> None:
+        if name in done:
+            return
+        for needed in _needs(resources[name]):
+            if needed in resources and needed != name:
+                visit(needed)
+        done[name] = None
+
+    for name in resources:
+        visit(name)
+    return list(done)
+
+
+def _needs(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _needs(item)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if key == "Ref" or (key == "DependsOn" and isinstance(item, str)):
+                yield item
+            elif key == "Fn::GetAtt":
+                yield item[0] if isinstance(item, list) else item.split(".")[0]
+            elif key == "DependsOn":
+                yield from item
+            elif key == "Fn::Sub" and isinstance(item, str):
+                yield from re.findall(r"\$\{(\w+)", item)
+            else:
+                yield from _needs(item)
+
+
+def install(failures: Path) -> None:
+    """Replace moto's execution of change sets and deletion of stacks."""
+
+    def execute_change_set(backend: Any, change_set_name: str, stack_name: str | None = None) -> None:
+        change_set = backend.describe_change_set(change_set_name)
+        stack = backend.stacks[change_set.stack_id]
+        stack.resource_map.cross_stack_resources = backend.exports
+        _execute(StackOperation(stack, failures=failures), stack, change_set)
+        change_set.execution_status = "EXECUTE_COMPLETE"
+        if "ROLLBACK" not in stack.status:
+            stack.template = change_set.template
+            stack._parse_template()
+            stack.parameters = change_set.parameters
+            backend.exports.update({export.name: export for export in stack.exports})
+
+    def delete_stack(backend: Any, name_or_stack_id: str) -> None:
+        stack = backend.get_stack(name_or_stack_id)
+        exports = [export.name for export in stack.exports]
+        operation = StackOperation(stack, failures=failures)
+        operation.event("DELETE_IN_PROGRESS")
+        try:
+            _refuse_used_exports(backend, stack, exports)
+            operation.delete(retained=_RETAINED)
+        except Exception as error:  # noqa: BLE001
+            operation.event("DELETE_FAILED", str(error))
+            stack.status = "DELETE_FAILED"
+            return
+        operation.event("DELETE_COMPLETE")
+        stack.status = "DELETE_COMPLETE"
+        backend.deleted_stacks[stack.stack_id] = backend.stacks.pop(stack.stack_id)
+        for name in exports:
+            backend.exports.pop(name)
+
+    CloudFormationBackend.execute_change_set = execute_change_set
+    CloudFormationBackend.delete_stack = delete_stack
+
+
+def _execute(operation: StackOperation, stack: Any, change_set: Any) -> None:
+    kind = change_set.change_set_type
+    operation.event(f"{kind}_IN_PROGRESS", "User Initiated")
+    try:
+        operation.apply(change_set.template_dict, change_set.parameters)
+    except Exception as error:  # noqa: BLE001
+        stack.status = _roll_back(operation, stack, kind=kind, reason=str(error))
+    else:
+        stack.status = f"{kind}_COMPLETE"
+    operation.event(stack.status)
+
+
+def _roll_back(operation: StackOperation, stack: Any, *, kind: str, reason: str) -> str:
+    rollback = "ROLLBACK" if kind == "CREATE" else "UPDATE_ROLLBACK"
+    operation.event(f"{rollback}_IN_PROGRESS", reason)
+    try:
+        if kind == "CREATE":
+            operation.delete(retained=_RETAINED_BY_ROLLBACK)
+        else:
+            operation.apply(stack.template_dict, stack.parameters)
+    except Exception:  # noqa: BLE001  # the resource's own event says why
+        return f"{rollback}_FAILED"
+    return f"{rollback}_COMPLETE"
+
+
+def _refuse_used_exports(backend: Any, stack: Any, exports: list[str]) -> None:
+    for other in backend.stacks.values():
+        used = [name for name in exports if other is not stack and f'"{name}"' in str(other.template)]
+        if used:
+            raise ResourceError(f"Export {used[0]} cannot be deleted as it is in use by {other.name}")
