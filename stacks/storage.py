@@ -76,7 +76,8 @@ class StorageStack(cdk.Stack):
             versioned=True,
             server_access_logs_prefix="access-logs/",
             # the only durable copy of what the scratch file system holds
-            removal_policy=cdk.RemovalPolicy.RETAIN,
+            # but a bucket that a failed first deploy made is empty, and goes
+            removal_policy=cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
         )
 
     def _make_images(self, config: ClusterConfig, tag: str) -> None:

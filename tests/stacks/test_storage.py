@@ -37,7 +37,7 @@ def test_bucket_of_our_own_outlives_the_stack(everything: Deployment) -> None:
     _, bucket = everything.storage.only("AWS::S3::Bucket")
 
     # THEN
-    assert bucket["DeletionPolicy"] == "Retain"
+    assert bucket["DeletionPolicy"] == "RetainExceptOnCreate"
     assert bucket["Properties"]["VersioningConfiguration"] == {"Status": "Enabled"}
     assert set(bucket["Properties"]["PublicAccessBlockConfiguration"].values()) == {True}
 

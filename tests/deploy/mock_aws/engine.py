@@ -191,12 +191,19 @@ def install(failures: Path) -> None:
         stack = backend.stacks[change_set.stack_id]
         stack.resource_map.cross_stack_resources = backend.exports
         _execute(StackOperation(stack, failures=failures), stack, change_set)
-        change_set.execution_status = "EXECUTE_COMPLETE"
+        # as AWS does; moto finds sets by their name alone, and every stack's has the same
+        backend.change_sets.pop(change_set.change_set_id)
         if "ROLLBACK" not in stack.status:
             stack.template = change_set.template
             stack._parse_template()
             stack.parameters = change_set.parameters
             backend.exports.update({export.name: export for export in stack.exports})
+
+    def delete_change_set(backend: Any, change_set_name: str) -> None:
+        # one that is not there is no error, and moto's is an internal one
+        named = [each for each in backend.change_sets.values() if each.change_set_name == change_set_name]
+        for change_set in named:
+            del backend.change_sets[change_set.change_set_id]
 
     def delete_stack(backend: Any, name_or_stack_id: str) -> None:
         stack = backend.get_stack(name_or_stack_id)
@@ -217,6 +224,7 @@ def install(failures: Path) -> None:
             backend.exports.pop(name)
 
     CloudFormationBackend.execute_change_set = execute_change_set
+    CloudFormationBackend.delete_change_set = delete_change_set
     CloudFormationBackend.delete_stack = delete_stack
 
 
