@@ -45,6 +45,8 @@ def main(arguments: list[str]) -> int:
         return int(module.main(rest))
     except HoldfastError as error:
         return _fail(str(error), error.exit_code)
+    except SystemExit as end:  # argparse ends with 2 at a wrong option, and with 0 after --help
+        return EXIT_CONFIG if end.code == 2 else int(end.code or 0)
     except KeyboardInterrupt:
         return 130
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,7 @@ def export(checkpoint: Path, config: ModelConfig, output: Path, *, dtype: torch.
 
     Raises:
         CheckpointError: The checkpoint is not whole, or does not hold this model.
-        ConfigError: The output directory is not empty.
     """
-    if output.exists() and any(output.iterdir()):
-        raise ConfigError.of("--output", str(output), "is not empty", "give a new directory")
     loaded = load_full(checkpoint, prefix=_PREFIX)
     state = {name.removeprefix(_PREFIX): tensor.to(dtype) for name, tensor in loaded.items()}
     model: Any = build_model(load_model_config(config))
@@ -45,7 +43,6 @@ def export(checkpoint: Path, config: ModelConfig, output: Path, *, dtype: torch.
         raise CheckpointError(f"{checkpoint}: lacks {sorted(expected - state.keys())[:3]} of this model")
     model.config.dtype = dtype
     model.config.use_cache = True
-    output.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(output, state_dict=state)
 
 
@@ -77,10 +74,20 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--checkpoint", type=Path, help="default: the run's newest")
     parser.add_argument("--dtype", choices=sorted(_DTYPES), default="bf16")
     arguments = parser.parse_args(argv)
+    output: Path = arguments.output
+    if output.exists() and any(output.iterdir()):
+        raise ConfigError.of("--output", str(output), "is not empty", "give a new directory")
     model, data_path = _model_of_run(arguments.run_dir)
     checkpoint = arguments.checkpoint or newest_checkpoint(arguments.run_dir)
-    export(checkpoint, model, arguments.output, dtype=_DTYPES[arguments.dtype])
-    if not copy_tokenizer(data_path, arguments.output):
-        logger.warning("no tokenizer.json in %s: the export has weights and config only", data_path)
-    logger.info("wrote %s from %s", arguments.output, checkpoint)
+    # under another name until it is whole: an export that was killed can then be repeated
+    partial = output.with_name(f".{output.name}.{os.getpid()}")
+    partial.mkdir(parents=True)
+    try:
+        export(checkpoint, model, partial, dtype=_DTYPES[arguments.dtype])
+        if not copy_tokenizer(data_path, partial):
+            logger.warning("no tokenizer.json in %s: the export has weights and config only", data_path)
+        partial.replace(output)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    logger.info("wrote %s from %s", output, checkpoint)
     return 0

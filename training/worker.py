@@ -109,10 +109,13 @@ class Worker:
             trainer = self.make_trainer()
         try:
             trainer.train(attempt)
+            if self._rank == 0:
+                self._directory.mark_done(trainer.state.step)
+            # a rank that left before DONE exists would end its launcher with success, and close the
+            # rendezvous to a rank 0 that dies here
+            dist.barrier()
         finally:
             trainer.close()
-        if self._rank == 0:
-            self._directory.mark_done(trainer.state.step)
         self._events.emit("done", step=trainer.state.step)
         restart.close_group()
 

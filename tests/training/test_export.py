@@ -44,6 +44,13 @@ def test_a_run_starts_from_exported_weights(data: Path, tmp_path: Path) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+def test_refuses_to_write_over_something(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("")
+    with pytest.raises(ConfigError, match=r"--output='.*out': is not empty"):
+        main([str(tmp_path), "--output", str(tmp_path / "out")])
+
+
 def test_refuses_a_directory_that_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no run directory"):
         main([str(tmp_path), "--output", str(tmp_path / "out")])
