@@ -44,10 +44,10 @@ def _arguments(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _pod_of(pods: list[PodStatus], *, rank: int | None, index: int | None) -> PodStatus:
-    """Return the newest pod of a completion index, or the one that a rank runs in."""
+    """Return the newest pod of a completion index, or of the node that a rank runs on."""
     found = [pod for pod in pods if pod.index == index or (rank is not None and rank in pod.ranks)]
     if found:
-        return found[-1]
+        return max(found, key=lambda pod: pod.created)
     known = ", ".join(f"{pod.index}: ranks {pod.ranks or '-'}" for pod in pods)
     asked = f"--index={index}" if rank is None else f"--rank={rank}"
     raise RunError(f"{asked}: no pod runs it now; pods are {known or 'none'}")

@@ -25,6 +25,8 @@ class PodStatus:
 
     index: int
     name: str
+    created: str
+    """When it was made, RFC 3339: an index can have an old pod that is still going and a new one."""
     node: str
     node_ready: bool | None
     phase: str
@@ -73,13 +75,13 @@ def cluster_report(kubectl: Kubectl, name: str) -> Report:
     pods = kubectl.list_objects(
         "pod", selector=jobs.selector_of(metadata["name"], component=jobs.component_of(job))
     )
-    ready = {node["metadata"]["name"]: jobs.is_true(node, "Ready") for node in kubectl.list_objects("node")}
+    ready = _ready_nodes(kubectl)
     return Report(
         run=metadata["labels"][RUN_LABEL],
         job=metadata["name"],
         state=jobs.state_of(job),
         failure=jobs.failure_of(job),
-        pods=sorted((_pod_status(pod, training, ready) for pod in pods), key=lambda pod: pod.index),
+        pods=sorted((_pod_status(pod, training, ready) for pod in pods), key=lambda p: (p.index, p.created)),
         training=training,
     )
 
@@ -97,16 +99,12 @@ def published_status(job: dict[str, Any]) -> RunStatus | None:
 
 
 def _ready_nodes(kubectl: Kubectl) -> dict[str, bool]:
-    """Return which nodes are ready; nothing for somebody who may not see nodes."""
+    """Return which nodes are ready; nothing for somebody who may not see nodes: they are cluster-wide."""
     try:
         nodes = kubectl.list_objects("node")
     except RunError:
         return {}
     return {node["metadata"]["name"]: jobs.is_true(node, "Ready") for node in nodes}
-
-
-def _age(pod: dict[str, Any]) -> str:
-    return str(pod["metadata"]["creationTimestamp"])
 
 
 def _pod_status(pod: dict[str, Any], training: RunStatus | None, ready: dict[str, bool]) -> PodStatus:
@@ -117,6 +115,7 @@ def _pod_status(pod: dict[str, Any], training: RunStatus | None, ready: dict[str
     return PodStatus(
         index=int(pod["metadata"].get("annotations", {}).get(trainer.INDEX_ANNOTATION, 0)),
         name=pod["metadata"]["name"],
+        created=str(pod["metadata"]["creationTimestamp"]),
         node=node,
         node_ready=ready.get(node),
         phase="Terminating" if "deletionTimestamp" in pod["metadata"] else pod["status"]["phase"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,3 +48,23 @@ def make(recipe: JobConfig, outputs: StackOutputs) -> MakeRun:
         return make_run(config, text, dataclasses.replace(outputs, **cluster))
 
     return make_with
+
+
+@pytest.fixture
+def kubectl_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that says what `kubectl get KIND` prints; other kinds are forbidden."""
+    program = tmp_path / "kubectl"
+    program.write_text(
+        f'''#!/bin/sh
+if [ "$1" = get ] && [ -e "{tmp_path}/$2.json" ]; then exec cat "{tmp_path}/$2.json"; fi
+echo "Error from server (Forbidden): $2 is forbidden" >&2
+exit 1
+'''
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("KUBECTL", str(program))
+
+    def answer(kind: str, printed: dict[str, Any]) -> None:
+        (tmp_path / f"{kind}.json").write_text(json.dumps(printed))
+
+    return answer

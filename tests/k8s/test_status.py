@@ -73,6 +73,7 @@ def test_table_for_people() -> None:
         PodStatus(
             index=0,
             name="llama3-8b-1-0",
+            created="2026-07-01T00:00:00Z",
             node="node-a",
             node_ready=True,
             phase="Running",
@@ -83,6 +84,7 @@ def test_table_for_people() -> None:
         PodStatus(
             index=1,
             name="llama3-8b-1-1",
+            created="2026-07-01T00:00:01Z",
             node="node-b",
             node_ready=False,
             phase="Terminating",
