@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -69,19 +70,21 @@ class Kubectl:
     def stream(self, *arguments: str) -> Iterator[str]:
         """Run kubectl without a time limit and yield its lines as they come."""
         command = self.command(*arguments)
-        try:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        except FileNotFoundError as error:
-            raise _missing() from error
-        with process:
-            assert process.stdout is not None and process.stderr is not None
+        # a file: nobody reads a second pipe meanwhile, and a full one would stop kubectl
+        with tempfile.TemporaryFile("w+") as errors:
             try:
-                yield from process.stdout
-            finally:
-                process.terminate()
-            message = process.stderr.read()
-        if process.returncode > 0:
-            raise RunError(f"kubectl {arguments[0]}: {_reason(message)}")
+                process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+            except FileNotFoundError as error:
+                raise _missing() from error
+            with process:
+                assert process.stdout is not None
+                try:
+                    yield from process.stdout
+                finally:
+                    process.terminate()
+            if process.returncode > 0:
+                errors.seek(0)
+                raise RunError(f"kubectl {arguments[0]}: {_reason(errors.read())}")
 
     def command(self, *arguments: str) -> list[str]:
         scope = [f"--namespace={self.namespace}"] if self.namespace else []
