@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import jmespath
+import jmespath  # type: ignore[import-untyped]
 
 from tests.deploy.account import ACCOUNT, Account
 

@@ -9,7 +9,7 @@ from typing import Any
 from moto import server
 from moto.cloudformation import parsing, responses, utils
 
-from tests.deploy.mock_aws import custom_resources, ec2, eks, eks_api, engine, fsx, operations
+from tests.deploy.mock_aws import change_sets, custom_resources, ec2, eks, eks_api, fsx, operations
 from tests.deploy.mock_aws.resource import Resource, ResourceError
 
 _MODULES = (custom_resources, ec2, eks, fsx, operations)
@@ -48,7 +48,7 @@ def main(port: str, failures: str) -> None:
     """Serve on loopback until killed."""
     _install_types()
     _install_template_url()
-    engine.install(Path(failures))
+    change_sets.install(Path(failures))
     for module in (ec2, eks_api, fsx):
         module.install()
     server.main(["-H", "127.0.0.1", "-p", port])

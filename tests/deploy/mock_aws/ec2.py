@@ -31,7 +31,7 @@ class _Rule(Resource):
 
     def create(self) -> None:
         properties = self.properties
-        permission = {
+        permission: Properties = {
             key: properties[key] for key in ("IpProtocol", "FromPort", "ToPort") if key in properties
         }
         peer = {"GroupId": properties[self.PEER], "Description": properties["Description"]}

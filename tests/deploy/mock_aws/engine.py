@@ -9,32 +9,29 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from moto.cloudformation import parsing
-from moto.cloudformation.models import CloudFormationBackend, Event, OutputMap
+from moto.cloudformation.models import Event, OutputMap
 
 from tests.deploy.mock_aws.deletions import delete_native
 from tests.deploy.mock_aws.resource import Resource, ResourceError
 
 Template = dict[str, Any]
 
-_RETAINED = frozenset({"Retain", "RetainExceptOnCreate"})
-_RETAINED_BY_ROLLBACK = frozenset({"Retain"})
+RETAINED = frozenset({"Retain", "RetainExceptOnCreate"})
+RETAINED_BY_ROLLBACK = frozenset({"Retain"})
 
 
 class StackOperation:
     """Brings one stack from what was applied to what a template says, or to nothing."""
 
-    def __init__(self, stack: Any, *, failures: Path) -> None:
-        """Prepare it.
+    failures: ClassVar[Path]
+    """File with one resource type a line, whose creation fails."""
 
-        Args:
-            failures: File with one resource type a line, whose creation fails.
-        """
+    def __init__(self, stack: Any) -> None:
         self._stack = stack
         self._resources = stack.resource_map
-        self._failures = failures
         # logical id -> what it was made from, in the order of creation
         self._applied: dict[str, Any] = stack.__dict__.setdefault("applied", {})
 
@@ -49,7 +46,7 @@ class StackOperation:
         for name in wanted:
             self._create_or_update(name)
         for name in [name for name in reversed(self._applied) if name not in wanted]:
-            self._delete(name, retained=_RETAINED)
+            self._delete(name, retained=RETAINED)
         self._resources._resource_json_map = {name: template["Resources"][name] for name in wanted}
         self._stack.output_map = OutputMap(self._resources, template, self._stack.stack_id)
 
@@ -63,7 +60,7 @@ class StackOperation:
     def event(self, status: str, reason: str | None = None, *, name: str = "") -> None:
         """Record what `describe-stack-events` shows."""
         stack, made = self._stack, self._resources._parsed_resources.get(name)
-        declared = self._resources._resource_json_map.get(name) or self._applied.get(name)
+        declared = self._resources._resource_json_map.get(name) or self._applied.get(name, {})
         stack.events.append(
             Event(
                 stack_id=stack.stack_id,
@@ -112,7 +109,7 @@ class StackOperation:
         self.event(f"{verb}_COMPLETE", name=name)
 
     def _create(self, name: str, declared: Mapping[str, Any]) -> None:
-        if self._failures.exists() and declared["Type"] in self._failures.read_text().splitlines():
+        if self.failures.exists() and declared["Type"] in self.failures.read_text().splitlines():
             raise ResourceError(f"{declared['Type']}: fails on demand")
         self._resources[name]  # creates what is not there
 
@@ -181,80 +178,3 @@ def _needs(value: Any) -> Iterator[str]:
                 yield from re.findall(r"\$\{(\w+)", item)
             else:
                 yield from _needs(item)
-
-
-def install(failures: Path) -> None:
-    """Replace moto's execution of change sets and deletion of stacks."""
-
-    def execute_change_set(backend: Any, change_set_name: str, stack_name: str | None = None) -> None:
-        change_set = backend.describe_change_set(change_set_name)
-        stack = backend.stacks[change_set.stack_id]
-        stack.resource_map.cross_stack_resources = backend.exports
-        _execute(StackOperation(stack, failures=failures), stack, change_set)
-        # as AWS does; moto finds sets by their name alone, and every stack's has the same
-        backend.change_sets.pop(change_set.change_set_id)
-        if "ROLLBACK" not in stack.status:
-            stack.template = change_set.template
-            stack._parse_template()
-            stack.parameters = change_set.parameters
-            backend.exports.update({export.name: export for export in stack.exports})
-
-    def delete_change_set(backend: Any, change_set_name: str) -> None:
-        # one that is not there is no error, and moto's is an internal one
-        named = [each for each in backend.change_sets.values() if each.change_set_name == change_set_name]
-        for change_set in named:
-            del backend.change_sets[change_set.change_set_id]
-
-    def delete_stack(backend: Any, name_or_stack_id: str) -> None:
-        stack = backend.get_stack(name_or_stack_id)
-        exports = [export.name for export in stack.exports]
-        operation = StackOperation(stack, failures=failures)
-        operation.event("DELETE_IN_PROGRESS")
-        try:
-            _refuse_used_exports(backend, stack, exports)
-            operation.delete(retained=_RETAINED)
-        except Exception as error:  # noqa: BLE001
-            operation.event("DELETE_FAILED", str(error))
-            stack.status = "DELETE_FAILED"
-            return
-        operation.event("DELETE_COMPLETE")
-        stack.status = "DELETE_COMPLETE"
-        backend.deleted_stacks[stack.stack_id] = backend.stacks.pop(stack.stack_id)
-        for name in exports:
-            backend.exports.pop(name)
-
-    CloudFormationBackend.execute_change_set = execute_change_set
-    CloudFormationBackend.delete_change_set = delete_change_set
-    CloudFormationBackend.delete_stack = delete_stack
-
-
-def _execute(operation: StackOperation, stack: Any, change_set: Any) -> None:
-    kind = change_set.change_set_type
-    operation.event(f"{kind}_IN_PROGRESS", "User Initiated")
-    try:
-        operation.apply(change_set.template_dict, change_set.parameters)
-    except Exception as error:  # noqa: BLE001
-        stack.status = _roll_back(operation, stack, kind=kind, reason=str(error))
-    else:
-        stack.status = f"{kind}_COMPLETE"
-    operation.event(stack.status)
-
-
-def _roll_back(operation: StackOperation, stack: Any, *, kind: str, reason: str) -> str:
-    rollback = "ROLLBACK" if kind == "CREATE" else "UPDATE_ROLLBACK"
-    operation.event(f"{rollback}_IN_PROGRESS", reason)
-    try:
-        if kind == "CREATE":
-            operation.delete(retained=_RETAINED_BY_ROLLBACK)
-        else:
-            operation.apply(stack.template_dict, stack.parameters)
-    except Exception:  # noqa: BLE001  # the resource's own event says why
-        return f"{rollback}_FAILED"
-    return f"{rollback}_COMPLETE"
-
-
-def _refuse_used_exports(backend: Any, stack: Any, exports: list[str]) -> None:
-    for other in backend.stacks.values():
-        used = [name for name in exports if other is not stack and f'"{name}"' in str(other.template)]
-        if used:
-            raise ResourceError(f"Export {used[0]} cannot be deleted as it is in use by {other.name}")
