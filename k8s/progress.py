@@ -183,13 +183,20 @@ class Progress:
 
     def _on_worker_exit(self, event: dict[str, Any]) -> None:
         if event.get("signal") and not event.get("stopped"):
-            self._causes[signal.Signals(event["signal"]).name] += 1
+            self._causes[_signal_name(event["signal"])] += 1
 
     def _on_launch(self, event: dict[str, Any]) -> None:
         self._counts["relaunch" if event.get("attempt") else "launch"] += 1
 
     def _on_done(self, event: dict[str, Any]) -> None:
         self._done = True
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals between the first and the last have no name
+        return f"signal {number}"
 
 
 _HANDLERS = {

@@ -79,6 +79,12 @@ def test_counts_restarts_by_layer_and_cause(tmp_path: Path, rank_0: EventLog) ->
     assert restarts.causes == {"RuntimeError": 1, "SIGKILL": 1}
 
 
+def test_a_signal_without_a_name_is_told_by_its_number(tmp_path: Path) -> None:
+    with EventLog(tmp_path, role="launcher", node="node-b") as launcher:
+        launcher.emit("worker_exit", time=START, rank=1, signal=40, exit_code=None, stopped=False)
+    assert status_of(tmp_path).restarts.causes == {"signal 40": 1}
+
+
 def test_knows_the_newest_checkpoints_and_places(tmp_path: Path, rank_0: EventLog) -> None:
     rank_0.emit("enter", time=START, born=START)
     rank_0.emit("checkpoint", time=START + 1, step=20, status="snapshot")
