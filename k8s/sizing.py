@@ -11,14 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eks_training.instance_types import InstanceType
+from eks_training.node_shutdown import POD_SHUTDOWN_SECONDS
 from k8s import model_size
 from training.config import JobConfig
 from training.errors import ConfigError, Problem
 
 GIB = 1 << 30
 
-OWN_SLOTS = 5  # three rolling, one held by a reader, one in flight
-PARTNER_SLOTS = 3  # one complete, one held by a reader, one arriving
+# A rank's copies of its own state: three that roll, one that a checkpoint is written from. Copies of
+# another node's state would come on top; nothing makes any.
+SNAPSHOT_SLOTS = 4
 _SHARED_MEMORY_PER_RANK_GIB = 1  # NCCL, data workers
 _HOST_MEMORY_PER_RANK_GIB = 8  # CUDA context, pinned buffers, prefetched batches, writer process
 _HOST_MEMORY_PER_NODE_GIB = 8
@@ -27,9 +29,10 @@ _GPU_BYTES_PER_PARAMETER = 16  # fp32 weight, gradient and two moments, all shar
 _MEMORY_SHARE = 15 / 16  # the rest is for DaemonSets and the preparation Job
 _CPU_SHARE = 5 / 6  # a request, never a limit: throttling stalls NCCL's proxy threads
 
-_STOP_SECONDS = 60  # reach the end of a step, stop the launcher
-_NVME_WRITE_BYTES_PER_SECOND = 500_000_000  # a disk, far below its data sheet
-_MINIMUM_GRACE_SECONDS = 120
+# Process 1 passes SIGTERM on at once, and nothing is saved on it: ranks die of it. The time is for
+# one that the kernel holds, in the GPU driver or in I/O, and for the launcher to end.
+GRACE_SECONDS = POD_SHUTDOWN_SECONDS
+"""From SIGTERM to SIGKILL of a trainer pod: all that a node which shuts down gives it."""
 GRACE_MARGIN_SECONDS = 15
 """Time that process 1 leaves the kubelet between its own SIGKILL and the pod's."""
 
@@ -44,7 +47,6 @@ class PodResources:
     memory_gib: int
     shared_memory_gib: int
     hugepages_mib: int
-    grace_seconds: int
 
 
 def pod_resources(recipe: JobConfig, instance: InstanceType) -> PodResources:
@@ -68,7 +70,6 @@ def pod_resources(recipe: JobConfig, instance: InstanceType) -> PodResources:
         memory_gib=memory_gib,
         shared_memory_gib=shared_memory_gib,
         hugepages_mib=recipe.kubernetes.hugepages_mib,
-        grace_seconds=grace_seconds(recipe, instance),
     )
 
 
@@ -78,22 +79,9 @@ def node_state_bytes(recipe: JobConfig) -> int:
 
 
 def shared_memory_needed_gib(recipe: JobConfig) -> int:
-    """Return the size of /dev/shm: snapshot slots, a partner's copies of them, working room."""
-    # HSDP replicas are the copies already; a single node has no partner
-    has_partner = recipe.job.nodes > 1 and recipe.job.replicas == 1
-    slots = OWN_SLOTS + (PARTNER_SLOTS if has_partner else 0)
+    """Return the size of /dev/shm: snapshot slots and working room."""
     working = _SHARED_MEMORY_PER_RANK_GIB * recipe.job.ranks_per_node
-    return math.ceil(slots * node_state_bytes(recipe) / GIB) + working + 4
-
-
-def grace_seconds(recipe: JobConfig, instance: InstanceType) -> int:
-    """Return the time from SIGTERM to SIGKILL: enough to write the node's state to its NVMe disks.
-
-    FSx is out of reach: a 1200 GiB SCRATCH_2 takes 14 minutes for an 8B model.
-    """
-    write_rate = _NVME_WRITE_BYTES_PER_SECOND * max(instance.nvme_disks, 1)
-    needed = _STOP_SECONDS + node_state_bytes(recipe) / write_rate
-    return max(_MINIMUM_GRACE_SECONDS, math.ceil(needed / 10) * 10)
+    return math.ceil(SNAPSHOT_SLOTS * node_state_bytes(recipe) / GIB) + working + 4
 
 
 def _gpu_memory_problems(recipe: JobConfig, instance: InstanceType) -> Iterator[Problem]:

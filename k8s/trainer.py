@@ -19,7 +19,7 @@ from k8s.pod import (
     value_of,
 )
 from k8s.run import Run
-from k8s.sizing import GRACE_MARGIN_SECONDS
+from k8s.sizing import GRACE_MARGIN_SECONDS, GRACE_SECONDS
 from training import environment
 from training.errors import EXIT_CONFIG, EXIT_RETRY, EXIT_SAME_STEP
 
@@ -113,7 +113,7 @@ def _pod(run: Run, *, name: str) -> Manifest:
     spec = pod_spec(
         run,
         service_account=run.outputs.training_service_account,
-        grace_seconds=run.resources.grace_seconds,
+        grace_seconds=GRACE_SECONDS,
         subdomain=name,
         restartPolicy="Never",
         tolerations=[gpu_toleration()],
@@ -155,14 +155,13 @@ def _container(run: Run, *, name: str) -> Manifest:
 
 
 def _environment(run: Run, *, name: str) -> list[Manifest]:
-    grace = run.resources.grace_seconds - GRACE_MARGIN_SECONDS
     return [
         value_of(environment.CONTROL, f"{control_address(run, name=name)}:{CONTROL_PORT}"),
         value_of(environment.RUN_ID, name),
         field_of(environment.NODE, "spec.nodeName"),
         field_of(environment.NODE_INDEX, f"metadata.annotations['{INDEX_ANNOTATION}']"),
         field_of(environment.ADDRESS, "status.podIP"),
-        value_of(environment.GRACE_SECONDS, str(grace)),
+        value_of(environment.GRACE_SECONDS, str(GRACE_SECONDS - GRACE_MARGIN_SECONDS)),
         value_of("TORCHINDUCTOR_CACHE_DIR", f"{LOCAL_DIRECTORY}/inductor"),
         value_of("TRITON_CACHE_DIR", f"{LOCAL_DIRECTORY}/triton"),
         *hub_environment(run),

@@ -14,6 +14,7 @@ SOURCES = (
     "k8s",
     "constructs/eks_training/__init__.py",
     "constructs/eks_training/instance_types.py",
+    "constructs/eks_training/node_shutdown.py",
     "requirements-infra.txt",
     "requirements-training.txt",
     "pyproject.toml",

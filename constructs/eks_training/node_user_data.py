@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from eks_training.node_shutdown import CRITICAL_POD_SHUTDOWN_SECONDS, POD_SHUTDOWN_SECONDS
+
 GPU_TAINT_KEY = "nvidia.com/gpu"
 POOL_LABEL = "holdfast.dev/pool"
 TRAINING_POOL = "training"
@@ -68,7 +70,10 @@ class NodeUserData:
         node_labels = ",".join(f"{key}={value}" for key, value in labels.items())
         kubelet = {
             "maxPodsExpression": _MAX_PODS_EXPRESSION,
-            "config": {"shutdownGracePeriod": "150s", "shutdownGracePeriodCriticalPods": "30s"},
+            "config": {
+                "shutdownGracePeriod": f"{POD_SHUTDOWN_SECONDS + CRITICAL_POD_SHUTDOWN_SECONDS}s",
+                "shutdownGracePeriodCriticalPods": f"{CRITICAL_POD_SHUTDOWN_SECONDS}s",
+            },
             "flags": [
                 f"--node-labels={node_labels}",
                 f"--register-with-taints={GPU_TAINT_KEY}=true:NoSchedule",

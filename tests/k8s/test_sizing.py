@@ -1,25 +1,29 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from eks_training.instance_types import INSTANCE_TYPES
-from k8s.sizing import GIB, OWN_SLOTS, PARTNER_SLOTS, node_state_bytes
+from eks_training.node_user_data import NodeUserData
+from k8s.sizing import GIB, SNAPSHOT_SLOTS, node_state_bytes
+from k8s.trainer import training_job
 from tests.k8s.conftest import MakeRun
+from training import environment
 from training.errors import ConfigError
 
 LLAMA_8B_STATE_BYTES = 8_030_261_248 * 12
 
 
-def test_shared_memory_holds_own_and_partner_slots(make: MakeRun) -> None:
-    run = make()
-    needed = (OWN_SLOTS + PARTNER_SLOTS) * LLAMA_8B_STATE_BYTES / 2
-    assert needed < run.resources.shared_memory_gib * GIB < needed + 16 * GIB
+def test_shared_memory_holds_the_slots_of_a_node(make: MakeRun) -> None:
+    needed = SNAPSHOT_SLOTS * LLAMA_8B_STATE_BYTES / 2
+    assert needed < make().resources.shared_memory_gib * GIB < needed + 16 * GIB
 
 
-def test_replicas_are_the_copies_already(make: MakeRun) -> None:
+def test_a_replica_is_a_whole_state(make: MakeRun) -> None:
     replicated = make(job={"replicas": 2})
     assert node_state_bytes(replicated.recipe) == LLAMA_8B_STATE_BYTES
-    needed = OWN_SLOTS * LLAMA_8B_STATE_BYTES
+    needed = SNAPSHOT_SLOTS * LLAMA_8B_STATE_BYTES
     assert needed < replicated.resources.shared_memory_gib * GIB < needed + 16 * GIB
 
 
@@ -32,11 +36,19 @@ def test_pod_leaves_room_on_its_node(make: MakeRun) -> None:
     assert resources.memory_gib * 1024 < p5.requestable_memory_mib
 
 
-def test_grace_covers_a_save_to_local_disks(make: MakeRun) -> None:
-    assert make().resources.grace_seconds == 120
+def test_a_node_that_shuts_down_gives_a_pod_its_whole_grace(make: MakeRun) -> None:
+    # GIVEN what nodes are told, and a run whose state is large
+    node = NodeUserData(
+        cluster_name="c", api_server_endpoint="e", certificate_authority="a", service_cidr="s"
+    )
+    seconds = dict(re.findall(r"(shutdownGracePeriod\w*): (\d+)s", node.render()))
+    for_pods = int(seconds["shutdownGracePeriod"]) - int(seconds["shutdownGracePeriodCriticalPods"])
     large = make(kubernetes={"model_parameters": 70_000_000_000}, nodes=16, job={"nodes": 4})
-    write_seconds = 70_000_000_000 * 12 / 4 / (8 * 0.5e9)
-    assert large.resources.grace_seconds >= 60 + write_seconds
+    # THEN
+    pod = training_job(large, name="large")["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] <= for_pods
+    (own,) = (v["value"] for v in pod["containers"][0]["env"] if v["name"] == environment.GRACE_SECONDS)
+    assert 0 < int(own) < pod["terminationGracePeriodSeconds"]
 
 
 def test_state_that_does_not_fit_on_the_gpus_is_refused(make: MakeRun) -> None:
@@ -46,4 +58,4 @@ def test_state_that_does_not_fit_on_the_gpus_is_refused(make: MakeRun) -> None:
 
 def test_state_that_does_not_fit_into_memory_is_refused(make: MakeRun) -> None:
     with pytest.raises(ConfigError, match=r"job\.nodes=2: a node needs \d+ GiB \(\d+ GiB of it /dev/shm"):
-        make(kubernetes={"model_parameters": 70_000_000_000})
+        make(kubernetes={"model_parameters": 80_000_000_000})

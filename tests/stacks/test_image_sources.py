@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,23 @@ def test_context_holds_sources_only(root: Path, tmp_path_factory: pytest.TempPat
     # THEN
     copied = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert copied == set(FILES)
+
+
+def test_context_holds_all_that_the_status_sidecar_imports(tmp_path: Path) -> None:
+    # WHEN
+    image_sources.copy_sources(tmp_path)
+
+    # THEN
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{tmp_path}/constructs"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import k8s.publish"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_leftovers_do_not_change_the_tag(root: Path) -> None:
