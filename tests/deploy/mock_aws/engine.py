@@ -78,7 +78,12 @@ class StackOperation:
         resources = self._resources
         resources._template = template
         resources._resource_json_map = template["Resources"]
-        resources.input_parameters = dict(parameters)
+        # for "as before" moto hands over what the parameter's name resolved to, and then looks that up
+        resources.input_parameters = {
+            name: value
+            for name, value in parameters.items()
+            if not template["Parameters"][name]["Type"].startswith("AWS::SSM::Parameter::")
+        }
         resources.load_mapping()
         resources.load_parameters()
         resources.load_conditions()
