@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from k8s import prices
+from k8s.command_line import CommandParser
 from k8s.doctor import load_cluster
 from k8s.status_table import duration, table
 from stacks.config import ClusterConfig
@@ -31,7 +31,7 @@ class Item:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m k8s cost", description=__doc__.split("\n")[0])
+    parser = CommandParser("cost", __doc__)
     parser.add_argument(
         "--cluster", type=Path, default=Path("cdk.json"), metavar="FILE", help="default: %(default)s"
     )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-
 from k8s import jobs
+from k8s.command_line import CommandParser
 from k8s.trainer import DIRECTORY_ANNOTATION
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m k8s delete",
-        description="Stop a run and remove its Kubernetes objects. Checkpoints and events stay.",
+    parser = CommandParser(
+        "delete", "Stop a run and remove its Kubernetes objects. Checkpoints and events stay."
     )
     jobs.add_cluster_arguments(parser)
     options = parser.parse_args(arguments)

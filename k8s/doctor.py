@@ -13,6 +13,7 @@ from pathlib import Path
 from k8s.after_deploy import DeployedCluster
 from k8s.before_deploy import Account
 from k8s.checkpoint_time import check_checkpoint_time
+from k8s.command_line import CommandParser
 from k8s.findings import Check, Finding, as_json, as_table, exit_code, warn
 from k8s.images import check_images
 from k8s.jobs import add_cluster_arguments
@@ -26,7 +27,7 @@ from training.errors import ConfigError, RunError
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m k8s doctor", description=__doc__.split("\n")[0])
+    parser = CommandParser("doctor", __doc__)
     parser.add_argument("recipe", type=Path, nargs="?", metavar="RECIPE", help="a run that is to fit")
     stage = parser.add_mutually_exclusive_group()
     stage.add_argument(

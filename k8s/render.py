@@ -6,16 +6,14 @@ import argparse
 import sys
 from pathlib import Path
 
+from k8s.command_line import CommandParser
 from k8s.manifests import JOB_KINDS, render
 from k8s.outputs import load_outputs
 from k8s.run import Run, load_run
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m k8s render",
-        description="Write a Job and what belongs to it as YAML for `kubectl apply -f -`.",
-    )
+    parser = CommandParser("render", "Write a Job and what belongs to it as YAML for `kubectl apply -f -`.")
     add_run_arguments(parser)
     parser.add_argument(
         "--with-prerequisites",

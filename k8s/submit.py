@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-
 from k8s import jobs
+from k8s.command_line import CommandParser
 from k8s.kubectl import Kubectl
 from k8s.manifests import JobKind, job_name, job_objects, render
 from k8s.render import add_run_arguments, run_of
@@ -13,7 +12,7 @@ from training.errors import RunError
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m k8s submit", description=__doc__.split("\n")[0])
+    parser = CommandParser("submit", __doc__)
     add_run_arguments(parser)
     jobs.add_cluster_arguments(parser, with_name=False)
     parser.add_argument(

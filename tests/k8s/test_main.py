@@ -4,8 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
+from k8s.__main__ import COMMANDS, main
 from k8s.examples import P5_RECIPE, SAMPLE_OUTPUTS
 from tests.k8s.conftest import ROOT
 
@@ -51,6 +53,18 @@ def test_unknown_command_gets_a_suggestion() -> None:
     done = k8s("rendr")
     assert done.returncode == 64
     assert "did you mean 'render'?" in done.stderr
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_wrong_arguments_are_one_line_and_exit_code_64(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--no-such-option"])
+    usage, *_, message = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 64
+    assert usage.startswith(f"usage: python -m k8s {command} ")
+    assert message.startswith("error: ")
 
 
 def test_help_lists_the_commands() -> None:
