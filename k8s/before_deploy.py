@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 from typing import TYPE_CHECKING, Any
 
 from k8s.findings import Check, Finding, at_least, fail, ok, warn
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # reserved by AWS in each subnet
 _ADDRESSES_FOR_EKS_UPDATES = 5
+# RFC 5737; cdk.json comes with one of them
+_DOCUMENTATION = tuple(map(IPv4Network, ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +35,7 @@ class Account:
         """Return all checks, the quick and fatal ones first."""
         checks: list[Callable[[Account], Iterator[Finding]]] = [
             check_identity,
+            check_access,
             check_zones,
             check_offering,
             check_capacity,
@@ -50,6 +54,36 @@ def check_identity(account: Account) -> Iterator[Finding]:
         yield fail("account", message, "choose another AWS_PROFILE")
     else:
         yield ok("account", f"{identity['Account']} as {identity['Arn']}")
+
+
+def check_access(account: Account) -> Iterator[Finding]:
+    """Check who gets in: nobody else does, not even the deployer, so an example's values lock all out."""
+    name, access = "access", account.config.access
+    for cidr in access.public_cidrs:
+        if any(IPv4Network(cidr).subnet_of(network) for network in _DOCUMENTATION):
+            fix = 'set access.public_cidrs to your network, or access.endpoint to "private"'
+            yield fail(name, f"{cidr} is an address of documentation, which nobody has", fix)
+    own_account = account.client("sts").get_caller_identity()["Account"]
+    for principal in access.admins:
+        if principal.startswith("arn:") and f"::{own_account}:" not in principal:
+            yield warn(name, f"{principal} is of another account", "make sure that it exists")
+        elif _exists(account.client("iam"), principal):
+            yield ok(name, f"{principal} is an admin")
+        else:
+            yield fail(name, f"{principal} does not exist", "set access.admins to the role that you use")
+
+
+def _exists(iam: Any, principal: str) -> bool:
+    kind, _, path = principal.rpartition(":")[2].partition("/")
+    name = path.rpartition("/")[2]
+    try:
+        if kind == "role":
+            iam.get_role(RoleName=name)
+        else:
+            iam.get_user(UserName=name)
+    except iam.exceptions.NoSuchEntityException:
+        return False
+    return True
 
 
 def check_zones(account: Account) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from moto import mock_aws
 
 from k8s.before_deploy import (
     Account,
+    check_access,
     check_capacity,
     check_existing_subnet,
     check_identity,
@@ -27,7 +28,7 @@ from k8s.doctor import load_cluster, run_checks
 from k8s.findings import Finding
 from k8s.images import check_images
 from k8s.outputs import StackOutputs
-from stacks.config import CapacityConfig, ClusterConfig, ExistingNetwork, Zone
+from stacks.config import AccessConfig, CapacityConfig, ClusterConfig, ExistingNetwork, Zone
 from tests.k8s.conftest import ROOT
 
 RESERVATION = "cr-0123456789abcdef0"
@@ -74,6 +75,38 @@ def test_identity(config: ClusterConfig, session: boto3.Session) -> None:
     other = dataclasses.replace(config, account="999999999999")
     (found,) = failures(check_identity(Account(config=other, session=session)))
     assert "the cluster is for 999999999999; choose another AWS_PROFILE" in found
+
+
+def with_access(config: ClusterConfig, *admins: str, public_cidr: str = "198.18.5.0/24") -> ClusterConfig:
+    return dataclasses.replace(config, access=AccessConfig(admins=admins, public_cidrs=(public_cidr,)))
+
+
+def test_access_of_the_example_lets_nobody_in(config: ClusterConfig, session: boto3.Session) -> None:
+    assert failures(check_access(Account(config=config, session=session))) == [
+        "203.0.113.0/24 is an address of documentation, which nobody has; "
+        'set access.public_cidrs to your network, or access.endpoint to "private"',
+        "role/PlatformAdmin does not exist; set access.admins to the role that you use",
+    ]
+
+
+def test_access_of_roles_and_users_that_exist(config: ClusterConfig, session: boto3.Session) -> None:
+    # GIVEN
+    iam, account_id = session.client("iam"), session.client("sts").get_caller_identity()["Account"]
+    iam.create_role(RoleName="Platform", Path="/teams/", AssumeRolePolicyDocument="{}")
+    iam.create_user(UserName="ada")
+    own = with_access(config, f"arn:aws:iam::{account_id}:role/teams/Platform", "user/ada")
+
+    # THEN
+    findings = list(check_access(Account(config=own, session=session)))
+    assert [finding.level for finding in findings] == ["OK", "OK"]
+    (gone,) = failures(check_access(Account(config=with_access(config, "user/bob"), session=session)))
+    assert gone.startswith("user/bob does not exist")
+
+
+def test_access_of_another_account_cannot_be_seen(config: ClusterConfig, session: boto3.Session) -> None:
+    other = with_access(config, "arn:aws:iam::999999999999:role/Platform")
+    (finding,) = check_access(Account(config=other, session=session))
+    assert finding.level == "WARN"
 
 
 def test_zone_names_are_translated_to_ids(config: ClusterConfig, session: boto3.Session) -> None:
