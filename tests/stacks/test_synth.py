@@ -29,10 +29,7 @@ APP = (
 # without an interface, a lookup or a download is an error at once
 NO_NETWORK = ["unshare", "--net", "--map-root-user"]
 
-pytestmark = [
-    pytest.mark.skipif(not CLI.exists(), reason="needs the CDK CLI: npm ci"),
-    pytest.mark.timeout(300),
-]
+pytestmark = pytest.mark.timeout(300)
 
 
 def bare_environment(home: Path) -> dict[str, str]:
@@ -56,6 +53,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def synth(project: Path, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    assert CLI.exists(), f"{CLI.relative_to(ROOT)}: is missing; run make setup"
     command = [str(CLI), "synth", "--quiet", "--no-lookups", "--no-notices", "--output", str(out)]
     return subprocess.run(
         [*NO_NETWORK, *command, *arguments],
