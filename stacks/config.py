@@ -187,7 +187,7 @@ class GpuConfig:
     nodes: Annotated[int, Range(minimum=1, maximum=1000)] = 2
     """Nodes that train."""
     spares: Annotated[int, Range(minimum=0)] = 0
-    """Hot-spare nodes beside them, fewer than `nodes`. Node repair never replaces more at once."""
+    """Hot-spare nodes beside them, fewer than `nodes`. A dead node is replaced by hand."""
     parked: bool = False
     """Scale the group to zero and keep everything else: what a weekend costs."""
     capacity: CapacityConfig = field(default_factory=CapacityConfig)
@@ -224,7 +224,7 @@ class GpuConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SystemConfig:
-    """The small managed group for controllers, the control store and node repair."""
+    """The small managed group for controllers and the control store."""
 
     instance_type: Annotated[
         str, Pattern(regex=r"[a-z][a-z0-9-]*\.[a-z0-9-]+", description="an x86-64 type such as m7i.xlarge")

@@ -22,7 +22,7 @@ from eks_training.instance_types import InstanceType, NetworkInterface
 from eks_training.node_role import node_role
 
 # Replacing a node for a failed status check would kill the state in its RAM, and moving nodes between
-# zones makes no sense in one zone. Node repair decides; scaling by hand and by schedule still work.
+# zones makes no sense in one zone. A person decides; scaling by hand and by schedule still work.
 SUSPENDED_PROCESSES = ("AZRebalance", "ReplaceUnhealthy")
 
 _NOTIFICATIONS = (

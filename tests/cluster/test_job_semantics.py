@@ -87,7 +87,7 @@ def test_a_lost_nodes_index_is_freed_by_a_patch_of_the_pods_status(
         # THEN its pod hangs: a dead kubelet reports no end, and the Job waits for one
         assert stuck["status"]["phase"] == "Running"
         started.wait_for_job(lambda status: status.get("terminating") == 1, "waits for the lost pod")
-        # WHEN node repair says that it is dead, and the node is back or replaced
+        # WHEN a person says that it is dead, and the node is back or replaced
         path = f"/api/v1/namespaces/{started.kubectl.namespace}/pods/{stuck['metadata']['name']}"
         control_plane.merge(f"{path}/status", {"status": {"phase": "Failed", "reason": "NodeLost"}})
     finally:
