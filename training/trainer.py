@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,7 @@ from training.data import Batch, BatchReader, ValidationReader
 from training.errors import RunError
 from training.events import EventLog
 from training.faults import FaultPlan
+from training.layout import Place, place_in
 from training.restart import Attempt, RankMonitor
 from training.shards import TokenStore
 from training.state import make_state
@@ -45,7 +47,7 @@ class StepMetrics:
     step: int
     learning_rate: float
     values: Tensor
-    """Pinned host memory: [summed loss of all ranks, gradient norm], fp64."""
+    """Pinned host memory: [summed loss of all ranks, the checkpointer's signals, gradient norm], fp64."""
     ready: torch.cuda.Event | None
 
 
@@ -75,7 +77,7 @@ class Trainer:
             self._task = self._build_task(mesh)
             self.state = make_state(self._task.model, config.optimizer, device=device)
         with events.span("load"):
-            self._restore_or_initialize()
+            self._restore_or_initialize(place_in(mesh))
         self._batches = self._open_batches(training_store)
         self._validation = self._open_validation(validation_store)
         self._throughput = self._make_throughput()
@@ -117,10 +119,10 @@ class Trainer:
         task.train()
         return task
 
-    def _restore_or_initialize(self) -> None:
+    def _restore_or_initialize(self, place: Place) -> None:
         seed = self.config.training.seed
         weights.initialize(self._task.model, seed=seed, device=self.device, buffers_only=True)
-        if self._checkpointer.restore(self.state) is not None:
+        if self._checkpointer.restore(self.state, place) is not None:
             if self._rank == 0:
                 logger.info("resumed at step %d", self.state.step)
             return
@@ -144,6 +146,7 @@ class Trainer:
         self.state.optimizer.zero_grad()
         self.state.step = step
         self.state.position += self.config.data.global_batch_samples
+        self._checkpointer.after_optimizer_step(self.state)
         self._faults.at(step=step, rank=self._rank, point="after_optimizer")
         previous = self._unread
         self._unread = self._queue_metrics(step, learning_rate, loss, norm)
@@ -172,21 +175,28 @@ class Trainer:
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def _queue_metrics(self, step: int, learning_rate: float, loss: Tensor, norm: Tensor) -> StepMetrics:
-        dist.all_reduce(loss)
-        on_device = torch.stack([loss, norm.double()])
+        summed = torch.cat([loss.view(1), self._to_device(self._checkpointer.signals())])
+        dist.all_reduce(summed)
+        on_device = torch.cat([summed, norm.double().view(1)])
         if self.device.type != "cuda":
             return StepMetrics(step=step, learning_rate=learning_rate, values=on_device, ready=None)
-        values = torch.empty(2, dtype=torch.float64, pin_memory=True)
+        values = torch.empty(len(on_device), dtype=torch.float64, pin_memory=True)
         values.copy_(on_device, non_blocking=True)
         ready = torch.cuda.current_stream().record_event()
         return StepMetrics(step=step, learning_rate=learning_rate, values=values, ready=ready)
+
+    def _to_device(self, values: Sequence[float]) -> Tensor:
+        """Copy numbers to the device without waiting for it."""
+        on_host = torch.tensor(values, dtype=torch.float64, pin_memory=self.device.type == "cuda")
+        return on_host.to(self.device, non_blocking=True)
 
     def _read_metrics(self, metrics: StepMetrics | None) -> None:
         if metrics is None:
             return
         if metrics.ready is not None:
             metrics.ready.synchronize()
-        loss_sum, norm = metrics.values.tolist()
+        loss_sum, *signals, norm = metrics.values.tolist()
+        self._checkpointer.learn(metrics.step, signals)
         loss = loss_sum / self._tokens_per_step()
         self._events.emit(
             "metrics",

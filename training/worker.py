@@ -63,7 +63,7 @@ class Worker:
         self._entered = time.time()
         self._monitor = RankMonitor()
         self._checkpointer = Checkpointer(
-            config.checkpoint, run_dir, device=self._device, events=self._events, node=node
+            config, run_dir, device=self._device, events=self._events, node=node
         )
         self._faults = FaultPlan(config.rehearsal.faults, directory=run_dir / "faults", events=self._events)
 
