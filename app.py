@@ -18,8 +18,13 @@ from training.errors import ConfigError
 
 def main() -> int:
     """Synthesise into the folder that the CLI names; return the exit code."""
-    # its engine takes 7 s to start; cfn-lint checks the same rules in CI (tests/stacks/test_templates.py)
-    app = cdk.App(builtin_cloud_formation_validation=False)
+    app = cdk.App(
+        # its engine takes 7 s to start; cfn-lint checks the same rules in CI (test_templates.py)
+        builtin_cloud_formation_validation=False,
+        # traces hold the name of a temporary folder, and two runs would differ
+        context={"aws:cdk:disable-creation-stack-traces": True},
+        stack_traces=False,
+    )
     try:
         config = from_context(app.node.try_get_context("cluster"))
     except ConfigError as error:

@@ -128,7 +128,7 @@ def _pod(run: Run, *, name: str) -> Manifest:
 def _store(run: Run, *, name: str) -> Manifest:
     port = ["--host", "0.0.0.0", "--port", str(CONTROL_PORT)]
     return container(
-        "control",
+        COMPONENT,
         run.image(run.outputs.control_image),
         ["python", "-m", "training", "control", RECIPE_FILE, *port],
         env=[value_of(environment.RUN_ID, name), value_of("PYTHONUNBUFFERED", "1")],

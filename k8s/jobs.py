@@ -80,6 +80,11 @@ def is_true(job: dict[str, Any], condition_type: str) -> bool:
     return any(c["type"] == condition_type and c["status"] == "True" for c in _conditions(job))
 
 
+def component_of(job: dict[str, Any]) -> str:
+    """Return what a Job does, which is also the name of its container: trainer, prepare, export."""
+    return str(job["metadata"]["labels"][COMPONENT_LABEL])
+
+
 def selector_of(job_name: str, *, component: str = "") -> str:
     """Return the label selector of what belongs to a Job."""
     of_component = f",{COMPONENT_LABEL}={component}" if component else ""
@@ -91,7 +96,8 @@ def delete_objects(kubectl: Kubectl, job_name: str) -> str:
     # foreground: the name is free again only when the last pod has ended its grace period
     arguments = ("--cascade=foreground", "--ignore-not-found", "--timeout=900s", "--wait")
     kinds = ",".join(KINDS_OF_A_JOB)
-    return kubectl.run("delete", kinds, f"--selector={selector_of(job_name)}", *arguments)
+    selector = f"--selector={selector_of(job_name)}"
+    return kubectl.run("delete", kinds, selector, *arguments, request_timeout="0")
 
 
 def _conditions(job: dict[str, Any]) -> list[dict[str, Any]]:

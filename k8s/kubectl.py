@@ -16,8 +16,6 @@ from typing import Any
 
 from training.errors import RunError
 
-_REQUEST_TIMEOUT = "--request-timeout=60s"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kubectl:
@@ -51,9 +49,15 @@ class Kubectl:
         """Merge `change` into an object."""
         self.run("patch", kind, name, "--type=merge", f"--patch={json.dumps(change)}")
 
-    def run(self, *arguments: str, stdin: str = "") -> str:
-        """Run kubectl and return what it prints."""
-        command = [*self.command(*arguments), _REQUEST_TIMEOUT]
+    def run(self, *arguments: str, stdin: str = "", request_timeout: str = "60s") -> str:
+        """Run kubectl and return what it prints.
+
+        Args:
+            arguments: Verb and what follows it.
+            stdin: Its standard input.
+            request_timeout: Longest time of one request, a watch included; "0" for none.
+        """
+        command = [*self.command(*arguments), f"--request-timeout={request_timeout}"]
         try:
             done = subprocess.run(command, input=stdin, capture_output=True, text=True)
         except FileNotFoundError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from k8s import control, jobs, trainer
+from k8s import control, jobs
 from k8s.report import PodStatus, cluster_report
 from training.errors import RunError
 
@@ -30,21 +30,17 @@ def main(arguments: list[str]) -> int:
 def _arguments(options: argparse.Namespace) -> Iterator[str]:
     """Yield the arguments of `kubectl logs` that choose pods, container and lines."""
     kubectl = jobs.kubectl_of(options)
-    yield f"--tail={options.tail}"
-    yield from ["--follow"] if options.follow else []
-    if options.control:
-        job = jobs.find_job(kubectl, options.name)["metadata"]["name"]
-        yield f"--selector={jobs.selector_of(job, component=control.COMPONENT)}"
-        yield "--container=control"
-        return
-    yield f"--container={trainer.CONTAINER}"
+    job = jobs.find_job(kubectl, options.name)
+    component = control.COMPONENT if options.control else jobs.component_of(job)
+    yield from (f"--tail={options.tail}", f"--container={component}")
+    if options.follow:
+        yield "--follow"
     if options.rank is None and options.index is None:
-        job = jobs.find_job(kubectl, options.name)["metadata"]["name"]
-        yield f"--selector={jobs.selector_of(job, component=trainer.COMPONENT)}"
-        yield from ["--prefix", f"--max-log-requests={_MAXIMUM_PODS_FOLLOWED}"]
-        return
-    pods = cluster_report(kubectl, options.name).pods
-    yield _pod_of(pods, rank=options.rank, index=options.index).name
+        yield f"--selector={jobs.selector_of(job['metadata']['name'], component=component)}"
+        yield from ("--prefix", f"--max-log-requests={_MAXIMUM_PODS_FOLLOWED}")
+    else:
+        pods = cluster_report(kubectl, options.name).pods
+        yield _pod_of(pods, rank=options.rank, index=options.index).name
 
 
 def _pod_of(pods: list[PodStatus], *, rank: int | None, index: int | None) -> PodStatus:

@@ -120,7 +120,7 @@ class Progress:
             loss=self._last.get("loss"),
             evaluation_loss=self._last.get("evaluation_loss"),
             tokens_per_second=speed * self._recent[-1][2] if speed else None,
-            eta_seconds=(self._steps - step) / speed if speed else None,
+            eta_seconds=max(0, self._steps - step) / speed if speed else None,
             durable_step=self._last.get("durable_step"),
             memory_step=self._last.get("memory_step"),
             goodput_percent=goodput_percent,

@@ -25,6 +25,8 @@ from training.errors import EXIT_DONE, RunError
 
 STATUS_ANNOTATION = "holdfast/status"
 PERIOD_SECONDS = 10.0
+STORE_END_SECONDS = 60.0
+"""Time that the store gets to end by itself, after late spares have seen the end of the run."""
 
 
 def main(arguments: list[str]) -> int:
@@ -56,6 +58,7 @@ class Publisher:
         self._progress = Progress(steps=recipe.training.steps, pods=recipe.job.nodes + recipe.job.spares)
         self._goodput = Goodput(run_dir)
         self._published = ""
+        self._complete_since: float | None = None
 
     def publish(self) -> bool:
         """Write the status if it has changed; return whether the run still needs its control pod."""
@@ -70,12 +73,22 @@ class Publisher:
         return self._is_needed(self._kubectl.get("job", self._name))
 
     def _is_needed(self, job: dict[str, Any] | None) -> bool:
-        """Remove the control Job when the training Job can't end it: it has failed or is gone."""
-        if job is not None and not jobs.failure_of(job):
+        """Remove the control Job when the training Job is gone or has ended.
+
+        A run that is done ends the store, and with it this sidecar; that gets time to happen first.
+        """
+        if job is not None and not self._is_over(job):
             return True
         control = control_name(self._name)
         self._kubectl.run("delete", "job", control, "--ignore-not-found", "--wait=false")
         return False
+
+    def _is_over(self, job: dict[str, Any]) -> bool:
+        state = jobs.state_of(job)
+        if state != "complete":
+            return state == "failed"
+        self._complete_since = self._complete_since or time.monotonic()
+        return time.monotonic() - self._complete_since > STORE_END_SECONDS
 
 
 def _tolerant(publish: Any) -> bool | None:

@@ -71,7 +71,7 @@ def cluster_report(kubectl: Kubectl, name: str) -> Report:
     metadata = job["metadata"]
     training = published_status(job)
     pods = kubectl.list_objects(
-        "pod", selector=jobs.selector_of(metadata["name"], component=trainer.COMPONENT)
+        "pod", selector=jobs.selector_of(metadata["name"], component=jobs.component_of(job))
     )
     ready = {node["metadata"]["name"]: jobs.is_true(node, "Ready") for node in kubectl.list_objects("node")}
     return Report(
@@ -115,7 +115,7 @@ def _pod_status(pod: dict[str, Any], training: RunStatus | None, ready: dict[str
     known = training is not None and training.ranks and node
     containers = pod["status"].get("containerStatuses", [])
     return PodStatus(
-        index=int(pod["metadata"]["annotations"][trainer.INDEX_ANNOTATION]),
+        index=int(pod["metadata"].get("annotations", {}).get(trainer.INDEX_ANNOTATION, 0)),
         name=pod["metadata"]["name"],
         node=node,
         node_ready=ready.get(node),

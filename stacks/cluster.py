@@ -22,6 +22,7 @@ from stacks.config import CapacityConfig, ClusterConfig
 from stacks.log_groups import log_group
 from stacks.manifests import ClusterValues, manifest_groups
 from stacks.network import NetworkStack
+from stacks.outputs import write_outputs
 from stacks.storage import StorageStack
 from stacks.tags import cluster_tag, tags
 
@@ -154,8 +155,7 @@ class ClusterStack(cdk.Stack):
     def _watch(self, gpu: GpuNodeGroup) -> None:
         config, file_system = self._config, self._storage.file_system
         alarms = TrainingAlarms(self, "TrainingAlarms", topic=self._topic)
-        if not config.gpu.parked:
-            alarms.watch_nodes(group_name=gpu.group_name, nodes=config.gpu.nodes)
+        alarms.watch_nodes(group_name=gpu.group_name)
         alarms.watch_file_system(
             file_system_id=file_system.file_system_id, capacity_gib=file_system.capacity_gib
         )
@@ -170,33 +170,21 @@ class ClusterStack(cdk.Stack):
             )
 
     def _write_outputs(self) -> None:
-        """Write what `k8s/outputs.py` reads. A value that is empty is left out."""
-        config, storage = self._config, self._storage
-        capacity = config.gpu.capacity
+        config = self._config
         outputs = {
             "ClusterName": config.name,
-            "Region": self.region,
-            "AvailabilityZone": config.network.training_zone.name,
             "InstanceType": config.gpu.instance_type,
             "Nodes": str(config.gpu.nodes),
             "Spares": str(config.gpu.spares),
             "Namespace": config.namespace,
             "TrainingServiceAccount": TRAINING_SERVICE_ACCOUNT,
             "ControlServiceAccount": CONTROL_SERVICE_ACCOUNT,
-            "FileSystemId": storage.file_system.file_system_id,
-            "FileSystemDnsName": storage.file_system.dns_name,
-            "FileSystemMountName": storage.file_system.mount_name,
-            "FileSystemCapacityGib": str(config.storage.capacity_gib),
             "PersistentVolumeClaim": CLAIM,
-            "TrainerImage": storage.trainer_image,
-            "ControlImage": storage.control_image,
-            "CapacityMode": capacity.mode,
-            "CapacityEnd": capacity.end,
+            "CapacityMode": config.gpu.capacity.mode,
+            "CapacityEnd": config.gpu.capacity.end,
             "KubernetesVersion": config.kubernetes_version,
         }
-        for name, value in outputs.items():
-            if value:
-                cdk.CfnOutput(self, name, value=value)
+        write_outputs(self, outputs)
 
 
 def _capacity(config: CapacityConfig) -> Capacity:

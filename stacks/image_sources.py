@@ -14,14 +14,15 @@ SOURCES = (
     "k8s",
     "constructs/eks_training/__init__.py",
     "constructs/eks_training/instance_types.py",
-    "requirements.txt",
+    "requirements-infra.txt",
+    "requirements-training.txt",
     "pyproject.toml",
 )
 """Files and folders of the repository that the images are built from."""
 
 _TAG_LENGTH = 16
-# what `training` and `k8s` are made of; editors' and interpreters' leftovers are not
-_SUFFIXES = frozenset({".py", ".toml", ".txt", ".json", ".yaml", ""})
+# what runs: neither rendered examples nor leftovers of editors and interpreters
+_SUFFIXES = frozenset({".py", ".toml", ".txt", ".json", ""})
 
 
 def source_files() -> Iterator[Path]:
@@ -35,19 +36,14 @@ def source_files() -> Iterator[Path]:
                 yield relative
 
 
-def source_hash() -> str:
-    """Return a digest of names and contents: the same on every machine."""
+def image_tag() -> str:
+    """Return the tag of both images: a digest of names and contents, the same on every machine."""
     digest = hashlib.sha256()
     for file in source_files():
         for part in (file.as_posix().encode(), (ROOT / file).read_bytes()):
             digest.update(len(part).to_bytes(8, "big"))
             digest.update(part)
-    return digest.hexdigest()
-
-
-def image_tag() -> str:
-    """Return the tag of both images. It names their sources, so it can be immutable."""
-    return source_hash()[:_TAG_LENGTH]
+    return digest.hexdigest()[:_TAG_LENGTH]
 
 
 def copy_sources(folder: Path) -> None:

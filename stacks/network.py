@@ -15,6 +15,7 @@ from eks_training.lustre_security_group import LustreSecurityGroup
 from stacks import rules
 from stacks.config import ClusterConfig, ExistingNetwork
 from stacks.log_groups import log_group
+from stacks.outputs import write_outputs
 
 _SMALLEST_SUBNET = 28
 _PUBLIC_SUBNET_BITS = 8
@@ -49,8 +50,8 @@ class NetworkStack(cdk.Stack):
         else:
             self._make(config)
         self.efa = EfaSecurityGroup(self, "Efa", vpc=self.vpc).security_group
-        self.lustre_group = LustreSecurityGroup(self, "Lustre", vpc=self.vpc)
-        self.lustre = self.lustre_group.security_group
+        self.lustre = LustreSecurityGroup(self, "Lustre", vpc=self.vpc).security_group
+        write_outputs(self, {"Region": self.region, "AvailabilityZone": config.network.training_zone.name})
 
     @property
     def availability_zones(self) -> list[str]:

@@ -77,8 +77,8 @@ def _cluster(stack: cdk.Stack) -> Iterator[Acknowledgment]:
     yield _managed(stack, "AmazonEKSClusterPolicy", reason, "Eks", "Cluster", "Role")
     reason = "EKS keeps the CNI's permissions current; only aws-node gets them, by Pod Identity."
     yield _managed(stack, "AmazonEKS_CNI_Policy", reason, "Addons", "CniRole")
-    group = _find(stack, "GpuNodes", "Group")
-    pattern = f"autoScalingGroup:*:autoScalingGroupName/<{stack.get_logical_id(cast(cdk.CfnElement, group))}>"
+    gpu_nodes = cast(cdk.CfnElement, _find(stack, "GpuNodes", "Group"))
+    pattern = f"autoScalingGroup:*:autoScalingGroupName/<{stack.get_logical_id(gpu_nodes)}>"
     reason = "EC2 Auto Scaling puts an id that nobody knows beforehand before the name of the one group."
     arn = f"arn:{stack.partition}:autoscaling:{stack.region}:{_account(stack)}:{pattern}"
     yield _acknowledge(stack, f"IAM5[Resource::{arn}]", reason, "GpuNodes", "SuspendProcesses")

@@ -8,7 +8,7 @@ from ipaddress import AddressValueError, IPv4Network, NetmaskValueError
 from training import schema
 from training.errors import Problem
 
-# the newest minor version that aws-cdk-lib names and a kubectl layer exists for (requirements.txt pins both)
+# the newest minor that aws-cdk-lib names and a kubectl layer exists for (requirements-infra.txt pins both)
 NEWEST_KUBERNETES = "1.36"
 _KUBECTL_MINOR = 36
 _STANDARD_SUPPORT = ("1.35", "1.36")

@@ -22,6 +22,7 @@ from stacks import image_sources
 from stacks.config import ClusterConfig, DataRepositoryConfig
 from stacks.log_groups import log_group
 from stacks.network import NetworkStack
+from stacks.outputs import write_outputs
 
 
 class StorageStack(cdk.Stack):
@@ -46,7 +47,17 @@ class StorageStack(cdk.Stack):
         )
         if config.storage.data_repository:
             self._link_bucket(config.storage.data_repository)
-        self._make_images(config)
+        tag = image_sources.image_tag()
+        self._make_images(config, tag)
+        outputs = {
+            "FileSystemId": self.file_system.file_system_id,
+            "FileSystemDnsName": self.file_system.dns_name,
+            "FileSystemMountName": self.file_system.mount_name,
+            "FileSystemCapacityGib": str(self.file_system.capacity_gib),
+            "TrainerImage": self._images.uri("trainer", tag),
+            "ControlImage": self._images.uri("control", tag),
+        }
+        write_outputs(self, outputs)
 
     def _link_bucket(self, repository: DataRepositoryConfig) -> None:
         if repository.bucket:
@@ -68,8 +79,7 @@ class StorageStack(cdk.Stack):
             removal_policy=cdk.RemovalPolicy.RETAIN,
         )
 
-    def _make_images(self, config: ClusterConfig) -> None:
-        tag = image_sources.image_tag()
+    def _make_images(self, config: ClusterConfig, tag: str) -> None:
         key = kms.Key(
             self,
             "ImageKey",
@@ -77,22 +87,20 @@ class StorageStack(cdk.Stack):
             enable_key_rotation=True,
             removal_policy=cdk.RemovalPolicy.DESTROY,
         )
-        repositories = ImageRepositories(self, "Images", prefix=config.name, encryption_key=key)
-        self.trainer_image = repositories.uri("trainer", tag)
-        self.control_image = repositories.uri("control", tag)
+        self._images = ImageRepositories(self, "Images", prefix=config.name, encryption_key=key)
         if config.build_images:
             ImageBuild(
                 self,
                 "ImageBuild",
-                repositories=repositories,
-                source=self._image_source(),
+                repositories=self._images,
+                source=self._image_source(tag),
                 tag=tag,
                 encryption_key=key,
                 log_group=log_group(self, "BuildLogs", days=config.operations.log_retention_days),
             )
 
-    def _image_source(self) -> assets.Asset:
+    def _image_source(self, tag: str) -> assets.Asset:
         with TemporaryDirectory() as folder:
             image_sources.copy_sources(Path(folder))
             # CDK copies the folder before it returns
-            return assets.Asset(self, "ImageSource", path=folder, asset_hash=image_sources.source_hash())
+            return assets.Asset(self, "ImageSource", path=folder, asset_hash=tag)

@@ -1,8 +1,5 @@
 """What every rank of a test needs, imported once by the fork server; nothing here starts a thread."""
 
-import torch.distributed.checkpoint
-import torch.distributed.fsdp
-import torch.distributed.tensor
 import transformers.models.llama.modeling_llama  # noqa: F401
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: F401
 

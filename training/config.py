@@ -19,7 +19,9 @@ from training.schema import FIXED, Pattern, Range
 
 Layers = Literal["none", "in_process", "in_job", "both"]
 Writer = Literal["holdfast", "nvrx_torch", "dcp_sync"]
-FaultKind = Literal["exception", "sigkill"]
+FaultKind = Literal[
+    "exception", "hang", "sigkill", "sigstop", "launcher_kill", "node_loss", "control_loss", "sigterm"
+]
 FaultPoint = Literal["forward", "backward", "before_optimizer", "after_optimizer"]
 
 Positive = Annotated[int, Range(minimum=1)]
@@ -253,9 +255,12 @@ class Fault:
     """One planned fault of a rehearsal."""
 
     kind: FaultKind
-    """exception: raised in the rank. sigkill: the rank's process is killed."""
+    """exception: raised in the rank. hang: the rank waits for ever. sigkill, sigstop: the rank's process
+    gets that signal. launcher_kill: SIGKILL of its launcher. node_loss: everything on its node is killed
+    and the node's memory is gone. control_loss: SIGKILL of the control store. sigterm: its node is told to
+    stop, as before an eviction."""
     rank: Count
-    """Rank that it hits."""
+    """Rank that it hits, or whose launcher or node; for control_loss, the rank that sets the time."""
     step: Positive
     """Step during which it hits; the first step is 1."""
     point: FaultPoint = "backward"

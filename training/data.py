@@ -228,9 +228,7 @@ def _checked_sample_count(store: TokenStore, sequence_length_tokens: int) -> int
 def _checked_batches(store: TokenStore, whole: int, wanted: int) -> int:
     if not whole:
         rule = "holds fewer samples than data.global_batch_samples, so no evaluation is possible"
-        fix = (
-            "prepare with a larger prepare.validation_fraction, or set training.evaluate_every_steps = 0"
-        )
+        fix = "prepare with a larger prepare.validation_fraction, or set training.evaluate_every_steps = 0"
         raise ConfigError.of(store.setting, str(store.path), rule, fix)
     if whole < wanted:
         logger.warning(

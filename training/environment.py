@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 from training.errors import EXIT_CONFIG, EXIT_SAME_STEP, ConfigError
@@ -32,6 +33,8 @@ REHEARSAL = "HOLDFAST_REHEARSAL"
 EXIT_FILE = "HOLDFAST_EXIT_FILE"
 ROUND_FILE = "HOLDFAST_ROUND_FILE"
 SHARED_MEMORY = "HOLDFAST_SHARED_MEMORY"
+
+_SOCKET_BASE_CHARACTERS = 30
 
 
 def node_name() -> str:
@@ -87,6 +90,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def short_temporary_directory() -> str:
+    """Return where sockets may lie: the path of a Unix socket has at most 107 characters, NVRx's included."""
+    directory = tempfile.gettempdir()
+    return directory if len(directory) <= _SOCKET_BASE_CHARACTERS else "/tmp"
 
 
 def leave_exit_code(code: int) -> None:

@@ -11,6 +11,7 @@ import json
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,15 +38,15 @@ def export(checkpoint: Path, config: ModelConfig, output: Path, *, dtype: torch.
         raise ConfigError.of("--output", str(output), "is not empty", "give a new directory")
     loaded = load_full(checkpoint, prefix=_PREFIX)
     state = {name.removeprefix(_PREFIX): tensor.to(dtype) for name, tensor in loaded.items()}
-    model = build_model(load_model_config(config))
+    model: Any = build_model(load_model_config(config))
     tied = set(getattr(model, "all_tied_weights_keys", {}))
     expected = {name for name, _ in model.named_parameters()} - tied
     if expected - state.keys():
         raise CheckpointError(f"{checkpoint}: lacks {sorted(expected - state.keys())[:3]} of this model")
-    model.config.dtype = dtype  # type: ignore[union-attr]
-    model.config.use_cache = True  # type: ignore[union-attr]
+    model.config.dtype = dtype
+    model.config.use_cache = True
     output.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(output, state_dict=state)  # type: ignore[operator]
+    model.save_pretrained(output, state_dict=state)
 
 
 def copy_tokenizer(source: Path, output: Path) -> bool:
@@ -64,9 +65,7 @@ def _model_of_run(run_dir: Path) -> tuple[ModelConfig, Path]:
             "RUN_DIR", str(run_dir), f"is no run directory ({error})", "give one that holds run.json"
         ) from error
     fixed = record["fixed"]
-    return ModelConfig(source=fixed["model.source"], config=fixed["model.config"]), Path(
-        record["data_path"]
-    )
+    return ModelConfig(source=fixed["model.source"], config=fixed["model.config"]), Path(record["data_path"])
 
 
 def main(argv: list[str]) -> int:

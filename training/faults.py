@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from training import environment
 from training.config import Fault, FaultPoint
 from training.events import EventLog
+
+POLL_SECONDS = 0.05
+SIGNALS = {"sigkill": signal.SIGKILL, "sigstop": signal.SIGSTOP}
+# The rank goes no further: it waits for what the cluster (rehearsal/simulation.py) or a layer does to it.
+ENDLESS = ("hang", "launcher_kill", "node_loss")
 
 
 class InjectedFault(Exception):
@@ -60,8 +66,13 @@ class FaultPlan:
         return True
 
     def _hit(self, index: int, fault: Fault) -> None:
-        where = f"rank {fault.rank}, step {fault.step}, {fault.point}"
         self._events.emit("fault", index=index, kind=fault.kind, step=fault.step, point=fault.point)
-        if fault.kind == "sigkill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise InjectedFault(f"planned fault {index}: {where}")
+        if fault.kind == "exception":
+            where = f"rank {fault.rank}, step {fault.step}, {fault.point}"
+            raise InjectedFault(f"planned fault {index}: {where}")
+        if fault.kind in SIGNALS:
+            os.kill(os.getpid(), SIGNALS[fault.kind])
+        elif fault.kind == "launcher_kill":
+            os.kill(os.getppid(), signal.SIGKILL)
+        while fault.kind in ENDLESS:
+            time.sleep(POLL_SECONDS)

@@ -151,9 +151,7 @@ def serve(connection: socket.socket, main: Main) -> NoReturn:
     os._exit(0)
 
 
-def _become(
-    connection: socket.socket, request: Mapping[str, Any], main: Main, *, parent: int
-) -> NoReturn:
+def _become(connection: socket.socket, request: Mapping[str, Any], main: Main, *, parent: int) -> NoReturn:
     os.setsid()
     while os.getppid() == parent:
         time.sleep(0.001)

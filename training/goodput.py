@@ -76,6 +76,8 @@ class Restart:
     """in-process, in-job, or launcher."""
     fault: str
     """Kind of the planned fault; empty if nobody planned it."""
+    fault_index: int | None
+    """Number of that fault in the plan."""
     step: int
     """Last step that was finished before."""
     restored_step: int | None
@@ -208,11 +210,12 @@ class _Ledger:
             if interval.name in PHASES:
                 seconds = self._add(interval.name, interval.start, interval.end)
                 phases[interval.name] += seconds
-        fault = before.faults[0]["kind"] if before.faults else ""
+        fault = before.faults[0] if before.faults else {}
         self._restarts.append(
             Restart(
                 layer=self._layer(before, after),
-                fault=fault,
+                fault=fault.get("kind", ""),
+                fault_index=fault.get("index"),
                 step=max(before.finished_steps, default=before.base or 0),
                 restored_step=after.base,
                 phases=phases,

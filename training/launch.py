@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from training import environment
+from training import environment, shared_memory
 from training.agent import EXIT_CONTROL_RETURNED
 from training.config import JobConfig, load_recipe
 from training.errors import EXIT_DONE, EXIT_RETRY, EXIT_STOPPED
@@ -90,9 +90,11 @@ def launch(config: JobConfig, *, recipe: Path, run_dir: Path, worker: Sequence[s
             worker=list(worker or worker_command(recipe, run_dir)),
         )
         supervisor = Supervisor(
-            recipe=recipe,
-            arguments=arguments,
-            environ=_launcher_environ(private, place.index, place.control),
+            launchers=LauncherSource(
+                recipe,
+                arguments=["run", str(run_dir), str(recipe), *arguments],
+                environ=_launcher_environ(private, place.index, place.control),
+            ),
             run_dir=run_dir,
             exit_file=private / "exit",
             grace_seconds=grace,
@@ -140,20 +142,20 @@ class ControlChild:
 class LauncherSource:
     """Starts launchers: copies of a warm process, or programs of their own where that is off or gone."""
 
-    def __init__(self, recipe: Path, environ: dict[str, str]) -> None:
-        self._recipe, self._environ = recipe, environ
+    def __init__(self, recipe: Path, *, arguments: Sequence[str], environ: dict[str, str]) -> None:
+        self._recipe, self._arguments, self._environ = recipe, list(arguments), environ
         self._server: ForkServer | None = None
 
-    def start(self, arguments: list[str]) -> Launcher:
+    def start(self) -> Launcher:
         if environment.warm_workers():
             for _ in range(2):  # a server that was lost is made once more
                 try:
                     self._server = self._server or self._start_server()
-                    return self._server.spawn(arguments, self._environ)
+                    return self._server.spawn(self._arguments, self._environ)
                 except ForkServerLost as error:
                     log.warning("fork server lost (%s): the next start takes seconds to import", error)
                     self._server = None
-        command = [sys.executable, "-m", "training.agent", *arguments]
+        command = [sys.executable, "-m", "training.agent", *self._arguments]
         return subprocess.Popen(command, env=self._environ, start_new_session=True)
 
     @property
@@ -171,18 +173,14 @@ class Supervisor:
     def __init__(
         self,
         *,
-        recipe: Path,
-        arguments: Sequence[str],
-        environ: dict[str, str],
+        launchers: LauncherSource,
         run_dir: Path,
         exit_file: Path,
         grace_seconds: float,
         restarts: bool,
         control: ControlChild,
     ) -> None:
-        self._arguments = ["run", str(run_dir), str(recipe), *arguments]
-        self._environ, self._control = environ, control
-        self._launchers = LauncherSource(recipe, environ)
+        self._launchers, self._control = launchers, control
         self._done_file, self._exit_file = run_dir / "DONE", exit_file
         self._grace_seconds, self._restarts = grace_seconds, restarts
         self._budget = RestartBudget(
@@ -209,6 +207,7 @@ class Supervisor:
             self._events.emit("launch", attempt=attempt)
             ended = self._run_launcher()
             end_descendants(keep=[*self._control.pids, *self._launchers.pids])
+            shared_memory.sweep()
             code = self._final_code(ended)
             if code is not None:
                 return code
@@ -220,7 +219,7 @@ class Supervisor:
     def _run_launcher(self) -> int:
         """Run one launcher and return how it ended: its exit code, or minus the signal."""
         self._control.ensure()
-        process = self._launchers.start(self._arguments)
+        process = self._launchers.start()
         while (code := process.poll()) is None:
             self._control.ensure()
             reap_orphans(keep=[process.pid, *self._control.pids, *self._launchers.pids])
@@ -266,11 +265,13 @@ class Supervisor:
 @contextmanager
 def _private_directory() -> Iterator[Path]:
     """Yield a directory for sockets and marks of this node's processes, and remove it."""
-    directory = Path(tempfile.mkdtemp(prefix="holdfast-"))
+    base = environment.short_temporary_directory()
+    directory = Path(tempfile.mkdtemp(prefix="hf-", dir=base))
     try:
         yield directory
     finally:
         end_descendants()
+        shared_memory.sweep()
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -36,9 +36,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         need_gradient = any(ctx.needs_input_grad[:2])
         hidden_gradient = torch.empty_like(hidden) if need_gradient else None
         weight_gradient = (
-            torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-            if need_gradient
-            else None
+            torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if need_gradient else None
         )
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for start in range(0, labels.numel(), chunk_tokens):

@@ -76,12 +76,11 @@ def load_model_config(config: ModelConfig) -> Any:
         else:
             loaded = AutoConfig.for_model(fields.pop("model_type"), **fields)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        where = ("model.source", config.source) if config.source else ("model.config", config.config)
+        path = "model.source" if config.source else "model.config"
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        rule = f"is no model that transformers can build ({reason})"
         fix = "give a directory with a config.json, the name of a hub model, or a known model_type"
-        raise ConfigError.of(
-            *where, f"is no model that transformers can build ({reason})", fix
-        ) from error
+        raise ConfigError.of(path, config.source or config.config, rule, fix) from error
     loaded.use_cache = False
     return loaded
 
@@ -103,9 +102,7 @@ def build_model(model_config: Any) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def shard(
-    task: LanguageModelTask, mesh: DeviceMesh, config: ModelConfig, *, bf16: bool
-) -> LanguageModelTask:
+def shard(task: LanguageModelTask, mesh: DeviceMesh, config: ModelConfig, *, bf16: bool) -> LanguageModelTask:
     """Apply activation checkpointing, compile and FSDP2, in that order."""
     blocks = list(decoder_blocks(task.model))
     _checkpoint_activations(task.model, blocks, config.activation_checkpointing)

@@ -55,6 +55,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousGracefulExitError,
 )
 
+from training import shared_memory
 from training.errors import ConfigError
 from training.events import EventLog
 from training.fork_server import ForkServer, ForkServerLost
@@ -67,7 +68,7 @@ NODE_LOST_SECONDS = 10.0
 CONTROL_PROBE_SECONDS = 1.0
 EXIT_BARRIER_SECONDS = 30
 LEFTOVERS_SECONDS = 1.0
-FINISHED = "finished"
+FINISHED = "/finished"
 STORE_ID_KEY = "holdfast/store_id"
 
 
@@ -137,6 +138,7 @@ class Agent(launcher.LocalElasticAgent):  # type: ignore[misc]
         ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         workers = {ranks[local_rank]: pid for local_rank, pid in pids.items()}
         self.events.emit("round", round=self._rdzv_handler.round(), workers=workers)
+        shared_memory.sweep()  # here, and not before, it holds up no restart
         return pids  # type: ignore[no-any-return]
 
     def _monitor_workers(self, worker_group: Any) -> Any:
@@ -220,7 +222,7 @@ class RendezvousHandler(barrier.FtRendezvousBarrierHandler):  # type: ignore[mis
     def finish(self) -> None:
         """Tell the control that this node's workers are done, so that its silence is no loss."""
         with contextlib.suppress(RuntimeError):  # the end needs no control store
-            self._store.set(heartbeat_key(self._barrier_state, self._assigned_rank), FINISHED)
+            self._store.set(heartbeat_key(self._barrier_state, self._assigned_rank) + FINISHED, "")
 
     def _complete_initialization(self) -> None:
         super()._complete_initialization()
@@ -334,12 +336,14 @@ class ControlState(barrier._RendezvousBarrierState):  # type: ignore[misc]
 
     def _is_silent(self, group_rank: int) -> bool:
         key, now = heartbeat_key(self, group_rank, round_number=self._round - 1), time.monotonic()
+        if self.store.check([key + FINISHED]):
+            return False
         beat = self.store.get(key) if self.store.check([key]) else b""
         last_beat, since = self._last_beats.setdefault(group_rank, (beat, now))
         if beat != last_beat:
             self._last_beats[group_rank] = (beat, now)
             return False
-        return beat != FINISHED.encode() and now - since > NODE_LOST_SECONDS
+        return now - since > NODE_LOST_SECONDS
 
 
 def heartbeat_key(state: Any, group_rank: int, *, round_number: int | None = None) -> str:

@@ -89,8 +89,8 @@ def connect_store() -> Store:
         return store
     if "RANK" not in os.environ:
         return _alone
-    store: Store = next(iter(rendezvous("env://", timeout=timeout)))[0]
-    return store
+    found: Store = next(iter(rendezvous("env://", timeout=timeout)))[0]
+    return found
 
 
 def generation() -> str:

@@ -50,6 +50,23 @@ def end_descendants(*, keep: Collection[int] = ()) -> None:
         time.sleep(0.01)
 
 
+def end_tree(pid: int) -> None:
+    """SIGKILL a process, which should be stopped, and all below it."""
+    while alive := [child for child in descendants(pid) if not _is_zombie(child)]:
+        for child in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 def reap_orphans(*, keep: Collection[int] = ()) -> None:
     """Collect children that have ended; stop at one of `keep`, whose status somebody else collects."""
     with contextlib.suppress(ChildProcessError):

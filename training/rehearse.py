@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from training import environment
 from training.config import JobConfig, load_recipe
 from training.errors import EXIT_DONE, EXIT_RETRY, EXIT_STOPPED, ConfigError, RunError
 from training.events import read_events
@@ -64,7 +65,8 @@ def rehearse(config: JobConfig, *, recipe: Path, run_dir: Path, progress: Progre
     adopt_orphans()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(EXIT_STOPPED))
     disturbed, undisturbed = run_dir / "disturbed", run_dir / "undisturbed"
-    with tempfile.TemporaryDirectory(prefix="hf-", ignore_cleanup_errors=True) as temporary:
+    base = environment.short_temporary_directory()
+    with tempfile.TemporaryDirectory(prefix="hf-", dir=base, ignore_cleanup_errors=True) as temporary:
         for directory, with_faults in ((disturbed, True), (undisturbed, False)):
             cluster = SimulatedCluster(
                 config, recipe=recipe, run_dir=directory, temporary=Path(temporary), with_faults=with_faults

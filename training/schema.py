@@ -16,6 +16,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import itertools
 import re
 import textwrap
 import types
@@ -110,10 +111,10 @@ def field_docs(cls: type[Any]) -> dict[str, str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
     docs: dict[str, str] = {}
-    for statement, following in zip(body.body, body.body[1:], strict=False):
-        is_field = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-        if is_field and isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-            docs[statement.target.id] = inspect.cleandoc(str(following.value.value))  # type: ignore[union-attr]
+    for statement, following in itertools.pairwise(body.body):
+        match statement, following:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                docs[name] = inspect.cleandoc(text)
     return docs
 
 

@@ -85,13 +85,10 @@ class Trainer:
 
     def train(self, attempt: Attempt) -> None:
         """Run to the last step; return when it is durable."""
-        steps = self.config.training.steps
         with models.no_packed_sequence_check():
-            while self.state.step < steps:
-                with self._monitor.section("step"):
-                    self._step()
+            while self.state.step < self.config.training.steps:
+                self.run_step()
                 attempt.ping()
-                self._save(last=self.state.step == steps)
                 if self._evaluation_is_due():
                     self._evaluate()
             self._read_metrics(self._unread)
@@ -101,6 +98,12 @@ class Trainer:
             self._events.span("finalize"),
         ):
             self._checkpointer.finalize_last()
+
+    def run_step(self) -> None:
+        """Do one optimizer step, and start a save if it is due."""
+        with self._monitor.section("step"):
+            self._step()
+        self._save(last=self.state.step == self.config.training.steps)
 
     def close(self) -> None:
         self._batches.close()

@@ -64,9 +64,7 @@ def load_pretrained(model: nn.Module, source: str) -> None:
         dcp.load(state, storage_reader=HuggingFaceStorageReader(str(directory)))
     except (RuntimeError, OSError, dcp.api.CheckpointException) as error:
         reason = str(error).splitlines()[0][:200]
-        raise CheckpointError(
-            f"model.source={source!r}: its weights cannot be loaded ({reason})"
-        ) from error
+        raise CheckpointError(f"model.source={source!r}: its weights cannot be loaded ({reason})") from error
 
 
 def _walk(module: nn.Module, name: str = "", owner: Any = None) -> Iterator[tuple[str, nn.Module, Any]]:
@@ -125,9 +123,7 @@ def _check_against_index(directory: Path) -> None:
     present = {path.name for path in directory.glob("*.safetensors")}
     index = directory / "model.safetensors.index.json"
     expected = (
-        set(json.loads(index.read_text())["weight_map"].values())
-        if index.exists()
-        else {"model.safetensors"}
+        set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
     )
     if present != expected:
         stale, missing = sorted(present - expected), sorted(expected - present)

@@ -44,8 +44,8 @@ class Worker:
         self._config = config
         self._directory = RunDirectory(path=run_dir)
         self._rank, self._world_size = _check_world(config)
-        self._device = choose_device(config)
-        _check_timeouts(config, self._device)
+        self.device = choose_device(config)
+        _check_timeouts(config, self.device)
         set_determinism(config)
         self._training_store, self._validation_store = open_stores(config)
         node = environment.node_name()
@@ -62,9 +62,7 @@ class Worker:
         self._events.span_since("imports", born)
         self._entered = time.time()
         self._monitor = RankMonitor()
-        self._checkpointer = Checkpointer(
-            config, run_dir, device=self._device, events=self._events, node=node
-        )
+        self._checkpointer = Checkpointer(config, run_dir, device=self.device, events=self._events, node=node)
         self._faults = FaultPlan(config.rehearsal.faults, directory=run_dir / "faults", events=self._events)
 
     def run(self) -> None:
@@ -72,9 +70,32 @@ class Worker:
         if self._directory.is_done():
             logger.info("%s: the run is done; nothing to do", self._directory.path)
             return
-        restart.run_restartable(self._attempt, config=self._config, events=self._events, device=self._device)
+        restart.run_restartable(self._attempt, config=self._config, events=self._events, device=self.device)
+        self.close()
+
+    def close(self) -> None:
+        """End the checkpoint worker and the log."""
         self._checkpointer.close()
         self._events.close()
+
+    def make_trainer(self) -> Trainer:
+        """Build model, optimizer and data in the process group that is open, and restore the state."""
+        self._directory.claim(
+            self._config,
+            data_identity=data_identity(self._config, self._training_store),
+            owner=self._rank == 0,
+        )
+        return Trainer(
+            self._config,
+            device=self.device,
+            mesh=make_mesh(self._config, self.device),
+            training_store=self._training_store,
+            validation_store=self._validation_store,
+            checkpointer=self._checkpointer,
+            events=self._events,
+            monitor=self._monitor,
+            faults=self._faults,
+        )
 
     def _attempt(self, attempt: Attempt) -> None:
         self._events.update(iteration=attempt.iteration)
@@ -82,23 +103,8 @@ class Worker:
             self._events.span_since("layers", self._entered)
         with self._monitor.section("setup"):
             with self._events.span("rendezvous"):
-                restart.open_group(self._device, iteration=attempt.iteration, config=self._config.recovery)
-            self._directory.claim(
-                self._config,
-                data_identity=data_identity(self._config, self._training_store),
-                owner=self._rank == 0,
-            )
-            trainer = Trainer(
-                self._config,
-                device=self._device,
-                mesh=make_mesh(self._config, self._device),
-                training_store=self._training_store,
-                validation_store=self._validation_store,
-                checkpointer=self._checkpointer,
-                events=self._events,
-                monitor=self._monitor,
-                faults=self._faults,
-            )
+                restart.open_group(self.device, iteration=attempt.iteration, config=self._config.recovery)
+            trainer = self.make_trainer()
         try:
             trainer.train(attempt)
         finally:

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.tensor import DTensor
 
-from training import drain
+from training import commit, drain
 from training.drain import Outcome, Save, ShardRequest
 from training.errors import CheckpointError, ConfigError
 from training.snapshot import Snapshots
@@ -167,7 +167,7 @@ class DcpSyncWriter:
         drain.leave_result(save, rank, files=own, results=[])
         dist.barrier()
         if rank == 0:
-            metadata = drain.commit.hash_files(save.directory, [".metadata"])
+            metadata = commit.hash_files(save.directory, [".metadata"])
             drain.publish(save, files=drain.await_files(save) | metadata, format_="dcp")
         dist.barrier()
         self._step = save.step

@@ -47,8 +47,8 @@ class TrainingAlarms(Construct):
         super().__init__(scope, construct_id)
         self._topic = topic
 
-    def watch_nodes(self, *, group_name: str, nodes: int) -> None:
-        """Alarm when status checks fail, or fewer than `nodes` nodes are in service."""
+    def watch_nodes(self, *, group_name: str) -> None:
+        """Alarm when status checks fail, or fewer nodes are in service than the group should have."""
         dimensions = {"AutoScalingGroupName": group_name}
         self._alarm(
             "NodeHealth",
@@ -64,19 +64,23 @@ class TrainingAlarms(Construct):
             minutes=3,
             description="A GPU node fails EC2's status checks. Nothing replaces it by itself.",
         )
+        # relative to what is wanted now: a parked group, or a block that has not begun, lacks nothing
+        missing = cloudwatch.MathExpression(
+            expression="desired - running",
+            using_metrics={
+                "desired": _group_metric("GroupDesiredCapacity", group_name),
+                "running": _group_metric("GroupInServiceInstances", group_name),
+            },
+            period=_ONE_MINUTE,
+            label="missing nodes",
+        )
         self._alarm(
             "NodeCapacity",
-            cloudwatch.Metric(
-                namespace="AWS/AutoScaling",
-                metric_name="GroupInServiceInstances",
-                dimensions_map=dimensions,
-                statistic="Minimum",
-                period=_ONE_MINUTE,
-            ),
-            threshold=nodes,
-            operator=cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD,
+            missing,
+            threshold=1,
+            operator=cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
             minutes=15,
-            description=f"Fewer than {nodes} GPU nodes: EC2 has no capacity, or the quota is used up.",
+            description="GPU nodes or spares are missing: EC2 has no capacity, or the quota is used up.",
         )
 
     def watch_file_system(self, *, file_system_id: str, capacity_gib: int) -> None:
@@ -101,7 +105,7 @@ class TrainingAlarms(Construct):
     def _alarm(
         self,
         construct_id: str,
-        metric: cloudwatch.Metric,
+        metric: cloudwatch.IMetric,
         *,
         threshold: float,
         operator: cloudwatch.ComparisonOperator,
@@ -121,6 +125,16 @@ class TrainingAlarms(Construct):
         action = actions.SnsAction(self._topic)
         alarm.add_alarm_action(action)
         alarm.add_ok_action(action)
+
+
+def _group_metric(name: str, group_name: str) -> cloudwatch.Metric:
+    return cloudwatch.Metric(
+        namespace="AWS/AutoScaling",
+        metric_name=name,
+        dimensions_map={"AutoScalingGroupName": group_name},
+        statistic="Minimum",
+        period=_ONE_MINUTE,
+    )
 
 
 def monthly_budget(

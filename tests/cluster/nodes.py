@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from eks_training.instance_types import INSTANCE_TYPES
 from tests.cluster.control_plane import ApiError, ControlPlane
+from tests.cluster.kubelet_logs import LogServer
 
 ZONE, OTHER_ZONE = "us-west-2a", "us-west-2b"
 EXIT_SIGTERM = 143
@@ -68,6 +69,7 @@ class Kubelets:
 
     def __init__(self, control_plane: ControlPlane) -> None:
         self._api = control_plane
+        self._logs = LogServer(control_plane.directory)
         self._alive: set[str] = set()
         self._lost: set[str] = set()
         self._stop = threading.Event()
@@ -75,6 +77,7 @@ class Kubelets:
         self._failure: Exception | None = None
 
     def __enter__(self) -> Self:
+        self._logs.__enter__()
         self._thread.start()
         return self
 
@@ -83,6 +86,7 @@ class Kubelets:
     ) -> None:
         self._stop.set()
         self._thread.join()
+        self._logs.__exit__(kind, error, trace)
         if self._failure is not None:
             raise self._failure
 
@@ -167,7 +171,13 @@ class Kubelets:
 
     def _report_ready(self, name: str, capacity: Mapping[str, str]) -> None:
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": _now()}
-        status = {"capacity": dict(capacity), "allocatable": dict(capacity), "conditions": [ready]}
+        status = {
+            "capacity": dict(capacity),
+            "allocatable": dict(capacity),
+            "conditions": [ready],
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self._logs.port}},
+        }
         self._api.merge(f"/api/v1/nodes/{name}/status", {"status": status})
         self._renew_lease(name)
 

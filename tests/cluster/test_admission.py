@@ -87,14 +87,11 @@ def namespaced(make_cluster_run: Any, control_plane: ControlPlane) -> RunInClust
 
 
 def test_volume_binds_to_its_claim(namespaced: RunInCluster) -> None:
-    claim = wait_until(
-        lambda: (
-            (found := namespaced.kubectl.get("pvc", "holdfast-fsx"))
-            and found["status"]["phase"] == "Bound"
-            and found
-        ),
-        "claim bound",
-    )
+    def bound() -> dict[str, Any] | None:
+        claim = namespaced.kubectl.get("pvc", "holdfast-fsx")
+        return claim if claim and claim["status"]["phase"] == "Bound" else None
+
+    claim = wait_until(bound, "claim bound")
     assert claim["spec"]["volumeName"] == f"{namespaced.kubectl.namespace}-holdfast-fsx"
 
 

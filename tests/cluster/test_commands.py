@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -15,9 +14,12 @@ import pytest
 import yaml
 
 from k8s.jobs import KINDS_OF_A_JOB, selector_of
+from k8s.manifests import job_name
 from k8s.network import control_name
 from k8s.prerequisites import prerequisites
+from k8s.publish import STATUS_ANNOTATION
 from k8s.run import Run
+from tests.cluster.command_line import ROOT, k8s, write_outputs
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.nodes import Kubelets
 from tests.cluster.training_run import RunInCluster, has_condition
@@ -25,24 +27,14 @@ from tests.cluster.waiting import wait_until
 from training.errors import EXIT_CONFIG, EXIT_DONE
 from training.events import EventLog
 
-ROOT = Path(__file__).parents[2]
-
-
-def k8s(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "k8s", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100)
-
 
 @pytest.fixture
 def files(make_cluster_run: Any, tmp_path: Path) -> tuple[Run, Path, Path]:
     """Return a run, and the recipe and outputs files that it comes from."""
     run = make_cluster_run(spares=0)
-    recipe, outputs = tmp_path / "recipe.toml", tmp_path / "outputs.json"
+    recipe = tmp_path / "recipe.toml"
     recipe.write_text(run.recipe_text)
-    values = dataclasses.asdict(run.outputs).items()
-    keys = {"".join(word.title() for word in name.split("_")): str(value) for name, value in values}
-    outputs.write_text(json.dumps({"Stack": keys}))
-    return run, recipe, outputs
+    return run, recipe, write_outputs(tmp_path / "outputs.json", run.outputs)
 
 
 @pytest.fixture
@@ -164,6 +156,51 @@ def test_control_pod_goes_with_a_failed_run(
     assert report["state"] == "failed"
     assert "PodFailurePolicy" in report["failure"]
     assert report["training"]["step"] == 10, "the last status outlives the pods"
+
+
+def test_data_preparation_is_a_job_of_its_own(submitted: RunInCluster, files: tuple[Run, Path, Path]) -> None:
+    run, recipe, outputs = files
+    assert k8s("submit", recipe, "--outputs", outputs, "--job", "prepare").returncode == 0
+    name, namespace = job_name(run, "prepare"), submitted.kubectl.namespace
+    done = k8s("status", name, "--namespace", namespace)
+    assert f"Job {name}:" in done.stdout
+    assert k8s("delete", name, "--namespace", namespace).returncode == 0
+    assert submitted.kubectl.get("job", name) is None
+    assert submitted.kubectl.get("job", submitted.name) is not None
+
+
+def test_an_api_server_that_is_not_there(submitted: RunInCluster, tmp_path: Path) -> None:
+    config = json.loads(Path(os.environ["KUBECONFIG"]).read_text())
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "k8s", "status", "llama3-8b"]
+    environment = {**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=100)
+    assert done.returncode == 1
+    assert "run `aws eks update-kubeconfig --name CLUSTER`" in done.stderr
+
+
+def test_logs_of_all_nodes_one_pod_and_the_store(submitted: RunInCluster) -> None:
+    place = (submitted.name, "--namespace", submitted.kubectl.namespace)
+    pods = [submitted.pod(index)["metadata"]["name"] for index in (0, 1)]
+    everything = k8s("logs", *place).stdout
+    assert all(f"{pod} trainer was asked" in everything for pod in pods)
+    assert k8s("logs", *place, "--index", "1").stdout == f"{pods[1]} trainer was asked\n"
+    assert "control was asked" in k8s("logs", *place, "--control").stdout
+
+
+def test_logs_of_the_pod_that_a_rank_runs_in(submitted: RunInCluster) -> None:
+    pod = submitted.pod(1)
+    status = json.dumps({"steps": 10, "ranks": {"0": "elsewhere", "8": pod["spec"]["nodeName"]}})
+    submitted.kubectl.patch("job", submitted.name, {"metadata": {"annotations": {STATUS_ANNOTATION: status}}})
+    done = k8s("logs", "llama3-8b", "--namespace", submitted.kubectl.namespace, "--rank", "8")
+    assert done.stdout == f"{pod['metadata']['name']} trainer was asked\n"
+
+
+def test_logs_of_a_rank_that_runs_nowhere(submitted: RunInCluster) -> None:
+    done = k8s("logs", submitted.name, "--namespace", submitted.kubectl.namespace, "--rank", "3")
+    assert done.returncode == 1
+    assert "--rank=3: no pod runs it now; pods are 0: ranks -, 1: ranks -" in done.stderr
 
 
 def write_events(run_dir: Path, *, node: str) -> None:

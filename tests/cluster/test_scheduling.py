@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import yaml
@@ -46,7 +47,7 @@ def test_device_plugins_land_on_the_gpu_nodes_only(started: RunInCluster) -> Non
     names = [plugin["metadata"]["name"] for plugin in plugins]
     started.kubectl.apply(yaml.safe_dump_all([{**p, "metadata": _here(p, started)} for p in plugins]))
     for name in names:
-        nodes = wait_until(lambda name=name: _daemon_nodes(started, name), f"{name} on 4 nodes")
+        nodes = wait_until(partial(_daemon_nodes, started, name), f"{name} on 4 nodes")
         assert nodes == P5_NODES | {"p5-other-zone"}
     started.kubectl.run("delete", "daemonset", *names, "--wait=false")
 

@@ -54,7 +54,9 @@ class RunInCluster:
             seconds=seconds,
         )
 
-    def wait_for_replacement(self, pod: dict[str, Any], *, seconds: float = LONGEST_WAIT_SECONDS) -> Any:
+    def wait_for_replacement(
+        self, pod: dict[str, Any], *, seconds: float = LONGEST_WAIT_SECONDS
+    ) -> dict[str, Any]:
         """Wait until another pod of the same index runs, and return it."""
         uid, index = pod["metadata"]["uid"], index_of(pod)
 

@@ -12,7 +12,7 @@ LONGEST_WAIT_SECONDS = 90.0
 _POLL_SECONDS = 0.3
 
 
-def wait_until(check: Callable[[], T], what: str, *, seconds: float = LONGEST_WAIT_SECONDS) -> T:
+def wait_until(check: Callable[[], T | None], what: str, *, seconds: float = LONGEST_WAIT_SECONDS) -> T:
     """Return what `check` returns once it is true.
 
     Raises:

@@ -16,7 +16,7 @@ class Synthesised:
 
     @classmethod
     def of(cls, stack: cdk.Stack) -> Synthesised:
-        return cls(assertions.Template.from_stack(stack).to_json())
+        return cls(dict(assertions.Template.from_stack(stack).to_json()))
 
     @property
     def resources(self) -> dict[str, Any]:

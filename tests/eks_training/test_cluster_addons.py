@@ -7,16 +7,14 @@ import aws_cdk as cdk
 import pytest
 from aws_cdk import aws_eks_v2 as eks
 from constructs import Construct
-from eks_training.cluster_addons import ClusterAddons
 
+from eks_training.cluster_addons import ClusterAddons
 from tests.eks_training.template import Synthesised
 
 
 @pytest.fixture
 def template(stack: cdk.Stack, cluster: eks.ICluster) -> Synthesised:
-    addons = ClusterAddons(
-        stack, "Addons", cluster=cluster, versions={"coredns": "v1.13.2-eksbuild.1"}
-    )
+    addons = ClusterAddons(stack, "Addons", cluster=cluster, versions={"coredns": "v1.13.2-eksbuild.1"})
     nodes = Construct(stack, "Nodes")
     cdk.CfnResource(nodes, "Group", type="Test::Nodes")
     nodes.node.add_dependency(*addons.before_nodes)

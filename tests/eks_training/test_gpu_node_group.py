@@ -6,10 +6,10 @@ import aws_cdk as cdk
 import pytest
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_eks_v2 as eks
+
 from eks_training.capacity import Capacity
 from eks_training.gpu_node_group import SUSPENDED_PROCESSES, GpuNodeGroup, NodeSettings
 from eks_training.instance_types import INSTANCE_TYPES
-
 from tests.eks_training.template import Synthesised
 
 GROUP = "AWS::AutoScaling::AutoScalingGroup"
@@ -257,9 +257,7 @@ def test_coming_block_launches_and_drains_by_schedule(bench: Bench, coming_block
 
 def test_begun_block_launches_at_once(bench: Bench) -> None:
     # GIVEN
-    capacity = Capacity(
-        mode="capacity-block", reservation_id=RESERVATION_ID, drain_at="2026-12-14T10:30:00Z"
-    )
+    capacity = Capacity(mode="capacity-block", reservation_id=RESERVATION_ID, drain_at="2026-12-14T10:30:00Z")
 
     # WHEN
     template = bench.group(size=4, capacity=capacity)

@@ -9,8 +9,8 @@ import yaml
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_s3_assets as assets
-from eks_training.image_build import TARGETS, ImageBuild, ImageRepositories
 
+from eks_training.image_build import TARGETS, ImageBuild, ImageRepositories
 from tests.eks_training.template import Synthesised
 
 

@@ -5,8 +5,8 @@ import json
 import aws_cdk as cdk
 from aws_cdk import aws_eks_v2 as eks
 from constructs import Construct
-from eks_training.in_cluster_software import InClusterSoftware
 
+from eks_training.in_cluster_software import InClusterSoftware
 from tests.eks_training.template import Synthesised
 
 APPLIED = "Custom::AWSCDK-EKS-KubernetesResource"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from eks_training.instance_types import INSTANCE_TYPES, InstanceType, NetworkInterface
 
 CONSTRUCTS = Path(__file__).parents[2] / "constructs"
@@ -42,7 +43,9 @@ def test_row_is_what_ec2_describes(instance: InstanceType, described: dict[str, 
 def test_every_card_takes_the_interfaces_of_the_layout(
     instance: InstanceType, described: dict[str, Any]
 ) -> None:
-    cards = {card["NetworkCardIndex"]: card for card in described[instance.name]["NetworkInfo"]["NetworkCards"]}
+    cards = {
+        card["NetworkCardIndex"]: card for card in described[instance.name]["NetworkInfo"]["NetworkCards"]
+    }
 
     for interface in instance.network_interfaces:
         assert interface.device < cards[interface.card]["MaximumNetworkInterfaces"]

@@ -4,8 +4,8 @@ import aws_cdk as cdk
 import pytest
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_s3 as s3
-from eks_training.lustre_file_system import LustreFileSystem
 
+from eks_training.lustre_file_system import LustreFileSystem
 from tests.eks_training.template import Synthesised
 
 

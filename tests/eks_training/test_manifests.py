@@ -7,6 +7,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+
 from eks_training.device_plugins import device_plugins, efa_device_plugin, nvidia_device_plugin
 from eks_training.instance_types import INSTANCE_TYPES
 from eks_training.training_namespace import CLAIM, SharedVolume, training_namespace

@@ -4,10 +4,10 @@ import aws_cdk as cdk
 import pytest
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_eks_v2 as eks
+
 from eks_training.node_role import node_role
 from eks_training.pod_identity import pod_identity_role
 from eks_training.system_node_group import SystemNodeGroup
-
 from tests.eks_training.template import Synthesised
 
 

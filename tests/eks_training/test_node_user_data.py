@@ -4,6 +4,7 @@ import email
 from pathlib import Path
 
 import yaml
+
 from eks_training.node_user_data import NodeUserData
 
 GOLDEN = Path(__file__).parent / "golden" / "gpu_node_user_data.txt"

@@ -3,9 +3,9 @@ from __future__ import annotations
 import aws_cdk as cdk
 import pytest
 from aws_cdk import aws_ec2 as ec2
+
 from eks_training.efa_security_group import EfaSecurityGroup
 from eks_training.lustre_security_group import LustreSecurityGroup
-
 from tests.eks_training.template import Synthesised
 
 INGRESS, EGRESS = "AWS::EC2::SecurityGroupIngress", "AWS::EC2::SecurityGroupEgress"
@@ -38,9 +38,7 @@ def test_efa_group_lets_nothing_else_in_or_out(stack: cdk.Stack, vpc: ec2.IVpc) 
 
 
 @pytest.mark.parametrize(("kind", "peer"), [(INGRESS, "Source"), (EGRESS, "Destination")])
-def test_lustre_ports_are_open_between_members(
-    stack: cdk.Stack, vpc: ec2.IVpc, kind: str, peer: str
-) -> None:
+def test_lustre_ports_are_open_between_members(stack: cdk.Stack, vpc: ec2.IVpc, kind: str, peer: str) -> None:
     # GIVEN
     LustreSecurityGroup(stack, "Lustre", vpc=vpc)
 

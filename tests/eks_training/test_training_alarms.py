@@ -4,8 +4,8 @@ from typing import Any
 
 import aws_cdk as cdk
 import pytest
-from eks_training.training_alarms import AlarmTopic, TrainingAlarms, monthly_budget
 
+from eks_training.training_alarms import AlarmTopic, TrainingAlarms, monthly_budget
 from tests.eks_training.template import Synthesised
 
 
@@ -13,14 +13,16 @@ from tests.eks_training.template import Synthesised
 def template(stack: cdk.Stack) -> Synthesised:
     topic = AlarmTopic(stack, "Topic", email="oncall@example.com").topic
     alarms = TrainingAlarms(stack, "Alarms", topic=topic)
-    alarms.watch_nodes(group_name="gpu-nodes", nodes=2)
+    alarms.watch_nodes(group_name="gpu-nodes")
     alarms.watch_file_system(file_system_id="fs-1", capacity_gib=1200)
-    monthly_budget(stack, "Budget", name="holdfast", usd=5000, tag=("holdfast:cluster", "holdfast"), topic=topic)
+    monthly_budget(
+        stack, "Budget", name="holdfast", usd=5000, tag=("holdfast:cluster", "holdfast"), topic=topic
+    )
     return Synthesised.of(stack)
 
 
 def alarm(template: Synthesised, metric: str) -> dict[str, Any]:
-    [found] = [a for a in template.all("AWS::CloudWatch::Alarm") if a["MetricName"] == metric]
+    [found] = [a for a in template.all("AWS::CloudWatch::Alarm") if a.get("MetricName") == metric]
     return found
 
 
@@ -33,12 +35,17 @@ def test_failed_status_check_alarms(template: Synthesised) -> None:
     assert (found["ComparisonOperator"], found["Threshold"]) == ("GreaterThanOrEqualToThreshold", 1)
 
 
-def test_missing_nodes_alarm(template: Synthesised) -> None:
+def test_missing_nodes_alarm_against_what_is_wanted_now(template: Synthesised) -> None:
     # WHEN
-    found = alarm(template, "GroupInServiceInstances")
+    [found] = [a for a in template.all("AWS::CloudWatch::Alarm") if "Metrics" in a]
 
     # THEN
-    assert (found["ComparisonOperator"], found["Threshold"]) == ("LessThanThreshold", 2)
+    metrics = {m["Id"]: m for m in found["Metrics"]}
+    [expression] = [m["Expression"] for m in found["Metrics"] if "Expression" in m]
+    assert expression == "desired - running"
+    assert metrics["desired"]["MetricStat"]["Metric"]["MetricName"] == "GroupDesiredCapacity"
+    assert metrics["running"]["MetricStat"]["Metric"]["MetricName"] == "GroupInServiceInstances"
+    assert (found["Threshold"], found["EvaluationPeriods"]) == (1, 15)
 
 
 def test_full_file_system_alarms_at_a_tenth_free(template: Synthesised) -> None:
@@ -82,4 +89,7 @@ def test_budget_counts_this_cluster_and_warns_twice(template: Synthesised) -> No
     assert budget["Budget"]["BudgetLimit"] == {"Amount": 5000, "Unit": "USD"}
     assert budget["Budget"]["CostFilters"] == {"TagKeyValue": ["user:holdfast:cluster$holdfast"]}
     warnings = [n["Notification"] for n in budget["NotificationsWithSubscribers"]]
-    assert {(w["NotificationType"], w["Threshold"]) for w in warnings} == {("ACTUAL", 80), ("FORECASTED", 100)}
+    assert {(w["NotificationType"], w["Threshold"]) for w in warnings} == {
+        ("ACTUAL", 80),
+        ("FORECASTED", 100),
+    }

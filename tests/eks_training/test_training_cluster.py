@@ -5,8 +5,8 @@ from typing import Any
 import aws_cdk as cdk
 import pytest
 from aws_cdk import aws_ec2 as ec2
-from eks_training.training_cluster import TrainingCluster
 
+from eks_training.training_cluster import TrainingCluster
 from tests.eks_training.template import Synthesised
 
 ADMIN = "arn:aws:iam::111122223333:role/PlatformAdmin"

@@ -20,7 +20,8 @@ def rank_0(tmp_path: Path) -> Iterator[EventLog]:
 
 
 def step(log: EventLog, number: int, *, time: float, loss: float = 2.0) -> None:
-    log.emit("step", time=time, step=number, start=time - 2, seconds=2.0, tokens=1000, loss=loss)
+    log.emit("step", time=time, step=number, start=time - 2, seconds=2.0, tokens=1000)
+    log.emit("metrics", time=time, step=number, loss=loss, gradient_norm=1.0, learning_rate=1e-4)
 
 
 def status_of(run_dir: Path, *, steps: int = 100, pods: int = 2) -> RunStatus:

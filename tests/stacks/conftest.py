@@ -22,6 +22,7 @@ Changes = dict[str, Any]
 VARIANTS: dict[str, Changes] = {
     "default": {},
     "rendered": {"in_cluster_software": "render", "build_images": False},
+    "larger": {"in_cluster_software": "render", "build_images": False, "gpu": {"nodes": 4}},
     "everything": {
         "account": "111122223333",
         "access": {"endpoint": "private", "public_cidrs": []},
@@ -108,6 +109,12 @@ def default(deployments: Callable[[str], Deployment]) -> Deployment:
 @pytest.fixture(scope="session")
 def rendered(deployments: Callable[[str], Deployment]) -> Deployment:
     return deployments("rendered")
+
+
+@pytest.fixture(scope="session")
+def larger(deployments: Callable[[str], Deployment]) -> Deployment:
+    """`rendered` with two nodes more."""
+    return deployments("larger")
 
 
 @pytest.fixture(scope="session")

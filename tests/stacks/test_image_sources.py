@@ -12,7 +12,8 @@ FILES = {
     "training/trainer.py": "steps = 1",
     "training/Dockerfile": "FROM scratch",
     "k8s/__init__.py": "",
-    "requirements.txt": "torch==2.13.0",
+    "requirements-infra.txt": "boto3==1.44.8",
+    "requirements-training.txt": "torch==2.13.0",
 }
 
 

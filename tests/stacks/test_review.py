@@ -44,7 +44,7 @@ def test_reasons_are_sentences(default: Deployment) -> None:
 def control_plane(stack: cdk.Stack, **changes: Any) -> list[str]:
     every = ["api", "audit", "authenticator", "controllerManager", "scheduler"]
     logs = [eks.CfnCluster.LoggingTypeConfigProperty(type=name) for name in changes.pop("logs", every)]
-    network = {
+    network: dict[str, Any] = {
         "subnet_ids": ["subnet-1", "subnet-2"],
         "endpoint_private_access": True,
         "endpoint_public_access": True,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.stacks.conftest import Deployment
@@ -46,7 +48,7 @@ def test_build_makes_the_images_that_jobs_are_told_of(default: Deployment) -> No
     variables = {v["Name"]: v["Value"] for v in project["Environment"]["EnvironmentVariables"]}
 
     # THEN
-    outputs = default.cluster.template["Outputs"]
+    outputs = default.storage.template["Outputs"]
     for name in ("TrainerImage", "ControlImage"):
         assert json.dumps(outputs[name]["Value"]).rstrip('"]}').endswith(f":{variables['TAG']}")
 

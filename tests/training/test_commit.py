@@ -25,9 +25,7 @@ def write_partial(root: Path, step: int, lineage: str) -> Manifest:
     for name in ("__0_0.distcp", "__1_0.distcp"):
         (directory / name).write_bytes(f"{name} of {step} by {lineage}".encode() * 1000)
     files = commit.hash_files(directory, ["__0_0.distcp", "__1_0.distcp"])
-    return Manifest(
-        lineage=lineage, step=step, position=step * 8, world_size=2, format="dcp", files=files
-    )
+    return Manifest(lineage=lineage, step=step, position=step * 8, world_size=2, format="dcp", files=files)
 
 
 def commit_step(root: Path, step: int, *, lineage: str = "a", keep: int = 2) -> Path:

@@ -141,9 +141,7 @@ def test_sample_longer_than_the_corpus(store: TokenStore) -> None:
 
 
 def test_batch_that_does_not_divide(store: TokenStore) -> None:
-    with pytest.raises(
-        ConfigError, match=r"data\.global_batch_samples=8: must be a multiple .*= 6; use 12"
-    ):
+    with pytest.raises(ConfigError, match=r"data\.global_batch_samples=8: must be a multiple .*= 6; use 12"):
         reader(store, world_size=3, accumulation_steps=2)
 
 

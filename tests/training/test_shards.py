@@ -53,9 +53,7 @@ def test_large_vocabularies_keep_their_ids(tmp_path: Path) -> None:
 
 
 def test_missing_directory(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"data\.path='.*none': holds no readable index\.json .*prepare"
-    ):
+    with pytest.raises(ConfigError, match=r"data\.path='.*none': holds no readable index\.json .*prepare"):
         TokenStore(tmp_path / "none")
 
 
@@ -88,9 +86,7 @@ def test_damaged_index(store_dir: Path, changes: dict[str, Any]) -> None:
 
 def test_truncated_shard(store_dir: Path) -> None:
     os.truncate(store_dir / "00001.bin", 63)
-    with pytest.raises(
-        RunError, match=r"00001\.bin: 63 bytes, expected 64 bytes; copy the shards again"
-    ):
+    with pytest.raises(RunError, match=r"00001\.bin: 63 bytes, expected 64 bytes; copy the shards again"):
         TokenStore(store_dir)
 
 

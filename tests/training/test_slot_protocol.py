@@ -84,9 +84,12 @@ class Slots(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = tempfile.TemporaryDirectory(dir="/dev/shm", prefix="holdfast-model-")
-        os.environ[environment.SHARED_MEMORY] = self.directory.name
-        self.patch = mock.patch.object(snapshot, "Copier", StreamCopier)
-        self.patch.start()
+        self.patches = [
+            mock.patch.dict(os.environ, {environment.SHARED_MEMORY: self.directory.name}),
+            mock.patch.object(snapshot, "Copier", StreamCopier),
+        ]
+        for patch in self.patches:
+            patch.start()
         self.log = EventLog(Path(self.directory.name), role="rank", node="n")
         self.ancestry = Ancestry().branch(parent=0, step=0)
         self.drains: dict[int, tuple[Slot, int]] = {}
@@ -99,9 +102,7 @@ class Slots(RuleBasedStateMachine):
         self.steps = [step] * RANKS
         self.ranks: list[Snapshots] = []
         for rank, tensor in enumerate(self.tensors):
-            ring = Snapshots(
-                count=4, ranks_per_node=1, device=torch.device("cpu"), events=self.log, node="n"
-            )
+            ring = Snapshots(count=4, ranks_per_node=1, device=torch.device("cpu"), events=self.log, node="n")
             place = Place(shard=rank, shards=RANKS)
             ring.prepare("run", {"model.a": tensor}, place)
             self.ranks.append(ring)
@@ -174,9 +175,7 @@ class Slots(RuleBasedStateMachine):
 
     def go_on(self, step: int) -> None:
         if step:
-            parent = next(
-                m.lineage for m in self.ranks[0].inventory() if m.step == step
-            )
+            parent = next(m.lineage for m in self.ranks[0].inventory() if m.step == step)
             for rank, ring in enumerate(self.ranks):
                 ring.load(Mark(lineage=parent, step=step, position=step))
                 assert self.tensors[rank].tolist() == [step] * WORDS
@@ -199,8 +198,8 @@ class Slots(RuleBasedStateMachine):
         for ring in self.ranks:
             ring.close(sweep=True)
         self.log.close()
-        self.patch.stop()
-        del os.environ[environment.SHARED_MEMORY]
+        for patch in self.patches:
+            patch.stop()
         self.directory.cleanup()
 
 

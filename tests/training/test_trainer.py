@@ -24,7 +24,7 @@ def plain_transformers(config: JobConfig) -> dict[int, tuple[float, float]]:
     """Train the same recipe with transformers and torch alone; return loss and gradient norm by step."""
     from training.model import build_model, load_model_config
 
-    model = build_model(load_model_config(config.model)).to_empty(device="cpu")
+    model: Any = build_model(load_model_config(config.model)).to_empty(device="cpu")
     model.tie_weights()
     weights.initialize(model, seed=config.training.seed, device=torch.device("cpu"))
     model.train()
@@ -85,9 +85,7 @@ def test_accumulation_and_chunked_loss_change_nothing_but_rounding(data: Path, t
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_activation_checkpointing_is_bitwise_neutral(data: Path, tmp_path: Path, mode: str) -> None:
     for name in ("none", mode):
-        config = tiny_recipe(
-            data, model={"config": llama_fields(), "activation_checkpointing": name}
-        )
+        config = tiny_recipe(data, model={"config": llama_fields(), "activation_checkpointing": name})
         run_ranks(1, train_rank, config, tmp_path / name)
     assert step_losses(tmp_path / mode) == step_losses(tmp_path / "none")
 

@@ -43,7 +43,7 @@ class Progress:
 
     def _line(self, event: Event) -> str:
         kind = event["event"]
-        if kind == "step":
+        if kind == "metrics":
             return self._step_line(event)
         if kind == "fault":
             where = f"rank {event['rank']}, step {event['step']}, {event['point']}"

@@ -1,29 +1,34 @@
 """A cluster on one machine: the control store and `job.nodes` launchers, each a node of its own.
 
 What Kubernetes does for a run is done here: a control process or a node that ends is started again,
-a configuration error fails the whole run.
+a configuration error fails the whole run. Faults that are greater than a rank are done here too: the
+rank that sets the time says so in its events.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from training import environment
 from training.config import JobConfig
 from training.errors import EXIT_CONFIG, EXIT_DONE, EXIT_RETRY, EXIT_SAME_STEP
-from training.processes import end_descendants, reap_orphans
+from training.events import EventLog
+from training.processes import end_descendants, end_tree, reap_orphans
+from training.rehearsal.progress import EventTail
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5
 POD_RESTARTS = 5
+CONTROL_LOST_SECONDS = 3.0
 
 
 class SimulatedCluster:
@@ -47,9 +52,12 @@ class SimulatedCluster:
         self._control: subprocess.Popen[bytes] | None = None
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
         self._restarts_left = POD_RESTARTS
+        self._tail = EventTail(run_dir)
+        self._control_due = 0.0
 
     def __enter__(self) -> Self:
         (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        self._events = EventLog(self._run_dir, role="rehearsal", node="rehearsal")
         self._control = self._start_control()
         for index in range(self._config.job.nodes + self._config.job.spares):
             self._nodes[index] = self._start_node(index)
@@ -65,6 +73,7 @@ class SimulatedCluster:
         while time.monotonic() < deadline and any(node.poll() is None for node in self._nodes.values()):
             time.sleep(POLL_SECONDS)
         end_descendants()
+        self._events.close()
 
     def wait(self, watch: Callable[[], None]) -> int:
         """Run to the end and return the exit code of the run.
@@ -75,14 +84,52 @@ class SimulatedCluster:
         while self._nodes:
             watch()
             reap_orphans(keep=self._pids())
-            if self._control is not None and self._control.poll() not in (None, EXIT_DONE):
-                self._control = self._start_control()
+            for event in self._tail.read():
+                self._inflict(event)
+            self._ensure_control()
             code = self._collect()
             if code is not None:
                 return code
             time.sleep(POLL_SECONDS)
         watch()
         return EXIT_DONE
+
+    def _inflict(self, event: Mapping[str, Any]) -> None:
+        """Do to the cluster what a planned fault asks for."""
+        if event["event"] != "fault":
+            return
+        if event["kind"] == "control_loss" and self._control is not None:
+            self._control.kill()
+            self._control_due = time.monotonic() + CONTROL_LOST_SECONDS
+        if event["kind"] in ("node_loss", "sigterm"):
+            index = int(event["node"].removeprefix("node-"))
+            self._inflict_on_node(index, lost=event["kind"] == "node_loss")
+
+    def _inflict_on_node(self, index: int, *, lost: bool) -> None:
+        node = self._nodes[index]
+        if not lost:
+            node.send_signal(signal.SIGTERM)
+            return
+        # Stopped, so that it can't start anew what is killed below it
+        node.send_signal(signal.SIGSTOP)
+        end_tree(node.pid)
+        shutil.rmtree(self._temporary / f"node-{index}", ignore_errors=True)
+
+    def _ensure_control(self) -> None:
+        if self._control is None or self._control.poll() in (None, EXIT_DONE):
+            return
+        if time.monotonic() >= self._control_due:
+            self._tell_end("control", self._control)
+            self._control = self._start_control()
+
+    def _tell_end(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        code = process.returncode
+        self._events.emit(
+            "process_exit",
+            name=name,
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+        )
 
     def _collect(self) -> int | None:
         """Handle nodes that have ended; return the run's exit code once it has failed for good."""
@@ -91,6 +138,7 @@ class SimulatedCluster:
             if code is None:
                 continue
             del self._nodes[index]
+            self._tell_end(f"node-{index}", node)
             if code in (EXIT_CONFIG, EXIT_SAME_STEP):
                 return code
             if code != EXIT_DONE:

@@ -12,7 +12,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from training.config import Fault
+from training.errors import EXIT_STOPPED
 from training.goodput import Restart
+
+# Signals that a rank ends with: its own, or that of the layer which finds it hanging.
+DEADLY = {
+    "sigkill": (signal.SIGKILL,),
+    "sigstop": (signal.SIGKILL, signal.SIGTERM),
+    "hang": (signal.SIGKILL, signal.SIGTERM),
+}
 
 Event = Mapping[str, Any]
 
@@ -94,10 +102,8 @@ def judge_faults(
         events: All events of the run.
         restarts: Its restarts, as the goodput ledger has found them.
     """
-    hits = [event for event in events if event["event"] == "fault"]
-    caused = [restart for restart in restarts if restart.fault]
-    following = {hit["index"]: restart for hit, restart in zip(hits, caused, strict=False)}
-    hit_of = {hit["index"]: hit for hit in hits}
+    following = {restart.fault_index: restart for restart in restarts}
+    hit_of = {event["index"]: event for event in events if event["event"] == "fault"}
     return tuple(
         _judge(index, fault, hit_of.get(index), following.get(index), events)
         for index, fault in enumerate(faults)
@@ -141,24 +147,44 @@ def _judge(
 
 
 def _was_redone(fault: Fault, hit: Event, events: Sequence[Event]) -> bool:
+    """Say whether training reached the step of the fault (or, if that was not lost, the next) after it."""
     return any(
-        event["event"] == "step" and event["step"] == fault.step and event["start"] > hit["time"]
+        event["event"] == "step" and event["step"] >= fault.step and event["start"] > hit["time"]
         for event in events
     )
 
 
 def _evidence(fault: Fault, hit: Event, events: Sequence[Event]) -> str:
-    if fault.kind == "sigkill":
-        for event in events:
-            died = event["event"] == "worker_exit" and event["worker_pid"] == hit["pid"]
-            if died and event["signal"] == signal.SIGKILL and not event["stopped"]:
-                return f"wait status of pid {hit['pid']}: SIGKILL"
+    after = [event for event in events if event["time"] >= hit["time"]]
+    return next((proof for event in after if (proof := _proof(fault.kind, hit, event))), "")
+
+
+def _proof(kind: str, hit: Event, event: Event) -> str:
+    """Return what an event proves about a fault; empty if nothing."""
+    name, pid = event["event"], hit["pid"]
+    if name == "exception" and kind == "exception" and event["pid"] == pid:
+        return f"exception in pid {pid}: {event['message']}" if event["type"] == "InjectedFault" else ""
+    if name == "reentry" and kind == "hang" and event["pid"] == pid:
+        return f"pid {pid} was interrupted by the in-process layer"
+    if name == "worker_exit" and kind in DEADLY and event["worker_pid"] == pid and not event["stopped"]:
+        return _signal_proof(f"pid {pid}", event, DEADLY[kind])
+    if name == "launcher_exit" and kind == "launcher_kill" and event["node"] == hit["node"]:
+        return _signal_proof(f"launcher of {hit['node']}", event, (signal.SIGKILL,))
+    if name != "process_exit":
         return ""
-    for event in events:
-        raised = event["event"] == "exception" and event["pid"] == hit["pid"]
-        if raised and event["type"] == "InjectedFault" and event["time"] >= hit["time"]:
-            return f"exception in pid {hit['pid']}: {event['message']}"
+    if kind == "control_loss" and event["name"] == "control":
+        return _signal_proof("control", event, (signal.SIGKILL,))
+    if kind == "node_loss" and event["name"] == hit["node"]:
+        return _signal_proof(f"process 1 of {hit['node']}", event, (signal.SIGKILL,))
+    if kind == "sigterm" and event["name"] == hit["node"] and event["exit_code"] == EXIT_STOPPED:
+        return f"exit code of process 1 of {hit['node']}: {EXIT_STOPPED}"
     return ""
+
+
+def _signal_proof(who: str, event: Event, signals: Sequence[signal.Signals]) -> str:
+    if event["signal"] not in signals:
+        return ""
+    return f"wait status of {who}: {signal.Signals(event['signal']).name}"
 
 
 def _yes(value: bool) -> str:

@@ -1,0 +1,106 @@
+"""`k8s doctor`: what is wrong with an account before the deploy, or with a cluster after it.
+
+Exit code 0: all is well; 1: warnings; 2: something fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from k8s.after_deploy import DeployedCluster
+from k8s.before_deploy import Account
+from k8s.checkpoint_time import check_checkpoint_time
+from k8s.findings import Check, Finding, as_json, as_table, exit_code, warn
+from k8s.images import check_images
+from k8s.jobs import add_cluster_arguments
+from k8s.kubectl import Kubectl
+from k8s.outputs import load_outputs
+from k8s.run import load_run
+from k8s.smoke import smoke_checks
+from stacks.config import ClusterConfig, from_context
+from training.config import load_recipe
+from training.errors import ConfigError, RunError
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m k8s doctor", description=__doc__.split("\n")[0])
+    parser.add_argument("recipe", type=Path, nargs="?", metavar="RECIPE", help="a run that is to fit")
+    stage = parser.add_mutually_exclusive_group()
+    stage.add_argument(
+        "--cluster",
+        type=Path,
+        default=Path("cdk.json"),
+        metavar="FILE",
+        help="before the deploy: file with the `cluster` context (default: %(default)s)",
+    )
+    stage.add_argument("--outputs", type=Path, metavar="FILE", help="after the deploy: outputs of the stacks")
+    parser.add_argument("--smoke", action="store_true", help="also run pods: mount, and NCCL over EFA")
+    parser.add_argument("--step-seconds", type=float, help="time of a step, to judge the checkpoint interval")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    add_cluster_arguments(parser, with_name=False)
+    options = parser.parse_args(arguments)
+    findings = list(run_checks(_checks(options)))
+    print(as_json(findings) if options.json else as_table(findings))  # noqa: T201
+    return exit_code(findings)
+
+
+def run_checks(checks: Iterable[Check]) -> Iterator[Finding]:
+    """Run checks; one that may not look (no permission, no network) is a warning and hides no other."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    for check in checks:
+        try:
+            yield from check()
+        except (BotoCoreError, ClientError) as error:
+            yield warn("aws", f"could not look: {error}", "check credentials, permissions and region")
+        except RunError as error:
+            yield warn("kubernetes", f"could not look: {error}", "check the context and your rights")
+
+
+def load_cluster(path: Path) -> ClusterConfig:
+    """Read the `cluster` context of a cdk.json.
+
+    Raises:
+        ConfigError: The file can't be read, or the context is wrong.
+    """
+    try:
+        context = json.loads(path.read_text()).get("context", {})
+    except (OSError, ValueError) as error:
+        raise ConfigError.of("--cluster", str(path), f"cannot be read ({error})", "give cdk.json") from error
+    return from_context(context.get("cluster"))
+
+
+def _checks(options: argparse.Namespace) -> Iterator[Check]:
+    return _after(options) if options.outputs else _before(options)
+
+
+def _before(options: argparse.Namespace) -> Iterator[Check]:
+    import boto3
+
+    config = load_cluster(options.cluster)
+    yield from Account(config=config, session=boto3.Session()).checks()
+    if options.recipe:
+        yield _checkpoint_check(options, capacity_gib=config.storage.capacity_gib)
+
+
+def _after(options: argparse.Namespace) -> Iterator[Check]:
+    import boto3
+
+    outputs = load_outputs(options.outputs)
+    run = load_run(options.recipe, outputs) if options.recipe else None
+    kubectl = Kubectl(namespace=outputs.namespace, context=options.context)
+    cluster = DeployedCluster(outputs=outputs, kubectl=kubectl, run=run)
+    yield from cluster.checks()
+    yield lambda: check_images(outputs, boto3.Session())
+    if options.recipe:
+        yield _checkpoint_check(options, capacity_gib=outputs.file_system_capacity_gib)
+    if options.smoke:
+        yield from smoke_checks(cluster)
+
+
+def _checkpoint_check(options: argparse.Namespace, *, capacity_gib: int) -> Check:
+    recipe, step_seconds = load_recipe(options.recipe), options.step_seconds
+    return lambda: check_checkpoint_time(recipe, capacity_gib=capacity_gib, step_seconds=step_seconds)

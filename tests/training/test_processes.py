@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import os, subprocess, sys, time
+from training.processes import adopt_orphans, descendants, end_descendants
+adopt_orphans()
+orphan = "import os, time\\nif os.fork(): os._exit(0)\\nos.setsid()\\ntime.sleep(600)"
+subprocess.run([sys.executable, "-c", orphan], check=True)
+kept = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+below = descendants(os.getpid(), keep=[kept.pid])
+end_descendants(keep=[kept.pid])
+left = descendants(os.getpid(), keep=[kept.pid])
+alive = kept.poll() is None
+end_descendants()
+print(len(below), len(left), alive, len(descendants(os.getpid())))
+"""
+
+
+def test_orphans_are_adopted_ended_and_reaped() -> None:
+    root = Path(__file__).parents[2]
+    environ = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["1", "0", "True", "0"]
