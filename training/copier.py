@@ -62,7 +62,7 @@ class Copier:
             return True
         if wait:
             self._copied.synchronize()
-        return self._copied.query()
+        return bool(self._copied.query())
 
     def load(self, slot: Slot) -> list[str]:
         """Copy a slot back and return the names of tensors that are not what was copied once."""

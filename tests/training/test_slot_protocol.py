@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -84,7 +85,7 @@ class Slots(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = tempfile.TemporaryDirectory(dir="/dev/shm", prefix="holdfast-model-")
-        self.patches = [
+        self.patches: list[Any] = [
             mock.patch.dict(os.environ, {environment.SHARED_MEMORY: self.directory.name}),
             mock.patch.object(snapshot, "Copier", StreamCopier),
         ]
