@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from training import drain
 from training.cadence import Cadence
@@ -26,7 +27,7 @@ from training.layout import Place
 from training.lineage import name_of
 from training.restore import Restored, Restorer
 from training.run_directory import read_run_id
-from training.slots import Mark
+from training.slots import NOTES, Mark
 from training.snapshot import Snapshots
 from training.state import TrainState
 from training.writers import DcpSyncWriter, HoldfastWriter, NvrxTorchWriter, Writer
@@ -67,6 +68,7 @@ class Checkpointer:
         self._cadence = Cadence(setting=config.snapshot.every_steps)
         self._group = _Group()
         self._lineage = 0
+        self._notes = torch.zeros(NOTES, dtype=torch.float64, device=device)
         self._pending: Save | None = None
         self._begun_step, self._failure = -1, ""
         self._is_due = False
@@ -76,8 +78,8 @@ class Checkpointer:
         """Name of the lineage that the run is in."""
         return name_of(self._lineage)
 
-    def restore(self, state: TrainState, place: Place) -> int | None:
-        """Load the newest state that all ranks can have; return its step, None on a first start.
+    def restore(self, state: TrainState, place: Place) -> Restored:
+        """Load the newest state that all ranks can have.
 
         Args:
             state: Filled in place.
@@ -104,21 +106,27 @@ class Checkpointer:
         self._begin_lineage(restored, exchange)
         if restored.source is None:
             state.clear()
-            return None
-        state.adopt(step=restored.step, position=restored.position)
-        return state.step
+        else:
+            state.adopt(step=restored.step, position=restored.position)
+        return restored
 
     def before_optimizer_step(self) -> None:
         """Order the next change of the tensors behind a snapshot that is still being copied."""
         if self._snapshots is not None:
             self._snapshots.before_optimizer_step()
 
-    def after_optimizer_step(self, state: TrainState) -> None:
-        """Take a snapshot if one is due."""
+    def after_optimizer_step(self, state: TrainState, notes: Tensor) -> None:
+        """Take a snapshot if one is due.
+
+        Args:
+            state: The state after the step.
+            notes: Numbers on the device that are kept with it, see `Restored.notes`.
+        """
+        self._notes = notes
         if self._snapshots is None:
             return
         if self._cadence.due(state.step) and self._group.is_ready:
-            self._snapshots.take(self._mark(state))
+            self._snapshots.take(self._mark(state), notes)
         self._cadence.measure(now=time.monotonic(), costs_seconds=self._snapshots.costs_seconds())
         self._snapshots.set_up()
 
@@ -200,7 +208,7 @@ class Checkpointer:
             deadline=time.time() + self._config.deadline_seconds,
         )
         self._failure = ""
-        if self._writer.begin(save, state.tensors()):
+        if self._writer.begin(save, state.tensors(), self._notes):
             self._pending = save
             self._events.emit("checkpoint", step=save.step, status="scheduled")
         else:

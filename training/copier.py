@@ -27,17 +27,18 @@ class Copier:
         self._timings: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._costs_seconds: list[float] = []
 
-    def copy(self, slot: Slot, mark: Mark) -> None:
+    def copy(self, slot: Slot, mark: Mark, notes: Tensor) -> None:
         """Fill a slot; on a GPU this only queues the copy, behind all work queued so far."""
         if self._stream is None:
             start = time.perf_counter()
-            self._fill(slot, torch.tensor(mark.words()))
+            self._fill(slot, torch.tensor(mark.words()), notes)
             self._costs_seconds.append(time.perf_counter() - start)
             return
         words = torch.tensor(mark.words(), pin_memory=True)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            self._fill(slot, words.to(self._device, non_blocking=True))
+            self._fill(slot, words.to(self._device, non_blocking=True), notes)
+            notes.record_stream(self._stream)
             self._copied = torch.cuda.Event(enable_timing=True)
             self._copied.record(self._stream)
         self._fenced = False
@@ -80,8 +81,9 @@ class Copier:
         costs, self._costs_seconds = self._costs_seconds, []
         return costs
 
-    def _fill(self, slot: Slot, words: Tensor) -> None:
+    def _fill(self, slot: Slot, words: Tensor, notes: Tensor) -> None:
         slot.write_begin(words)
+        slot.notes().copy_(notes, non_blocking=True)
         slot.fingerprints().copy_(self._fingerprint(), non_blocking=True)
         for tensor, view in zip(self._tensors, self._views_of(slot), strict=True):
             view.copy_(tensor, non_blocking=True)

@@ -41,6 +41,8 @@ class Restored:
     """None: there was no state, the run starts at step 0."""
     step: int = 0
     position: int = 0
+    notes: tuple[float, ...] = ()
+    """What the trainer noted beside the state; empty after a restore from a checkpoint."""
 
 
 class Restorer:
@@ -53,6 +55,7 @@ class Restorer:
         self._snapshots, self._events = snapshots, events
         self._leads = dist.get_rank() == 0
         self._phases: dict[str, float] = {}
+        self._notes: tuple[float, ...] = ()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -115,6 +118,7 @@ class Restorer:
 
     def _load(self, source: Source, tensors: Mapping[str, Tensor]) -> str:
         """Load and verify; return the first problem that a rank has met."""
+        self._notes = ()
         if source.path is None:
             with self.phase("load"):
                 return self._agreed(source, self._load_from_memory(source))
@@ -128,7 +132,7 @@ class Restorer:
     def _load_from_memory(self, source: Source) -> str:
         assert self._snapshots is not None and source.mark is not None
         try:
-            self._snapshots.load(source.mark)
+            self._notes = tuple(self._snapshots.load(source.mark))
         except CheckpointError as error:
             return str(error)
         return ""
@@ -175,7 +179,13 @@ class Restorer:
             parent=source.lineage,
             phases={name: round(seconds, 4) for name, seconds in self._phases.items()},
         )
-        return Restored(lineage=ancestry.live.id, source=source, step=source.step, position=position)
+        return Restored(
+            lineage=ancestry.live.id,
+            source=source,
+            step=source.step,
+            position=position,
+            notes=self._notes,
+        )
 
 
 def _verify_share(directory: Path) -> str:

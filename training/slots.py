@@ -4,7 +4,7 @@
         owner                       locked by the process that writes the slots
         0.slot  1.slot  ...         each holds one whole snapshot, or is being written, or is empty
 
-    slot = begin mark | complete mark | descriptor | fingerprints | tensors
+    slot = begin mark | notes | complete mark | descriptor | fingerprints | tensors
 
 A mark is (lineage, step, position). The stream that copies the tensors also writes the marks, before and
 after them, so a slot whose marks differ was torn by a kill. Whoever reads a slot of a live run holds a
@@ -35,7 +35,9 @@ from training.layout import HEADER_BYTES, Layout, Piece, Place
 
 logger = logging.getLogger(__name__)
 
-_BEGIN, _COMPLETE, _DESCRIPTOR = slice(0, 24), slice(64, 88), slice(128, HEADER_BYTES)
+_BEGIN, _NOTES, _COMPLETE = slice(0, 24), slice(32, 48), slice(64, 88)
+_DESCRIPTOR = slice(128, HEADER_BYTES)
+NOTES = 2
 _OWNER_WAIT_SECONDS = 30.0
 _POLL_SECONDS = 0.01
 
@@ -118,6 +120,10 @@ class Slot:
 
     def write_complete(self, words: Tensor) -> None:
         self.buffer[_COMPLETE].view(torch.int64).copy_(words, non_blocking=True)
+
+    def notes(self) -> Tensor:
+        """Return the memory of `NOTES` fp64 numbers that the trainer keeps beside the state."""
+        return self.buffer[_NOTES].view(torch.float64)
 
     def invalidate(self) -> None:
         """Forget the contents; no copy into the slot may be going on."""

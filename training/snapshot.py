@@ -89,8 +89,11 @@ class Snapshots:
         found = (slot.mark() for slot in self._reachable())
         return [mark for mark in found if mark is not None]
 
-    def load(self, mark: Mark) -> None:
+    def load(self, mark: Mark) -> list[float]:
         """Copy a snapshot back into the state, and check every tensor where it then is.
+
+        Returns:
+            Its notes.
 
         Raises:
             CheckpointError: No whole slot holds it, or a tensor is not what was once copied.
@@ -103,11 +106,12 @@ class Snapshots:
         try:
             if self._device.type == "cuda":
                 slot.lock_pages()
-            changed = self._copier.load(slot)
+            changed, notes = self._copier.load(slot), slot.notes().tolist()
         finally:
             slot.unlock()
         if changed:
             raise CheckpointError(f"{slot.path}: {changed[0]}: its fingerprint is not the recorded one")
+        return list(notes)
 
     def forget_dead(self, ancestry: Ancestry) -> None:
         """Invalidate slots of states that are no longer part of the run."""
@@ -150,8 +154,16 @@ class Snapshots:
         assert self._setup is not None
         self._setup.result()
 
-    def take(self, mark: Mark) -> bool:
-        """Copy the state; on a GPU this only queues the copy. False if no slot is free."""
+    def take(self, mark: Mark, notes: Tensor) -> bool:
+        """Copy the state; on a GPU this only queues the copy.
+
+        Args:
+            mark: What the state is.
+            notes: `slots.NOTES` fp64 numbers on the device, such as the loss of the step.
+
+        Returns:
+            False if no slot is free.
+        """
         assert self._copier is not None
         self._finish_copy(wait=False)
         slot = self._free_slot()
@@ -159,7 +171,7 @@ class Snapshots:
             self.skipped += 1
             self._events.emit("snapshot", step=mark.step, status="skipped", skipped=self.skipped)
             return False
-        self._copier.copy(slot, mark)
+        self._copier.copy(slot, mark, notes)
         self._contents[slot], self._writing = mark, slot
         self._finish_copy(wait=False)
         return True
@@ -174,11 +186,11 @@ class Snapshots:
         """Let readers into the slot of the last snapshot if its copy is done."""
         self._finish_copy(wait=False)
 
-    def hold(self, mark: Mark) -> Path | None:
+    def hold(self, mark: Mark, notes: Tensor) -> Path | None:
         """Keep a step's snapshot until `release`, taking it if need be; None if no slot is free."""
         slot = self._slot_of(mark)
         if slot is None:
-            slot = self._slot_of(mark) if self.take(mark) else None
+            slot = self._slot_of(mark) if self.take(mark, notes) else None
         self._held = slot
         return slot.path if slot else None
 

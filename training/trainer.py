@@ -45,9 +45,10 @@ class StepMetrics:
     """What a step leaves on the device; read a step later."""
 
     step: int
-    learning_rate: float
+    notes: Tensor
+    """On the device: [summed loss of all ranks, gradient norm], fp64."""
     values: Tensor
-    """Pinned host memory: [summed loss of all ranks, the checkpointer's signals, gradient norm], fp64."""
+    """Pinned host memory: the same two and the checkpointer's signals, fp64."""
     ready: torch.cuda.Event | None
 
 
@@ -125,9 +126,13 @@ class Trainer:
     def _restore_or_initialize(self, place: Place) -> None:
         seed = self.config.training.seed
         weights.initialize(self._task.model, seed=seed, device=self.device, buffers_only=True)
-        if self._checkpointer.restore(self.state, place) is not None:
+        restored = self._checkpointer.restore(self.state, place)
+        if restored.source is not None:
             if self._rank == 0:
-                logger.info("resumed at step %d", self.state.step)
+                logger.info("resumed at step %d from %s", restored.step, restored.source)
+            if restored.notes:
+                # a fault mostly comes before the metrics of the last step were read
+                self._emit_metrics(restored.step, *restored.notes)
             return
         if self.config.model.weights == "pretrained":
             weights.load_pretrained(self._task.model, self.config.model.source)
@@ -141,18 +146,19 @@ class Trainer:
         loss = self._forward_backward(batch, step)
         norm = self._clip()
         self._faults.at(step=step, rank=self._rank, point="before_optimizer")
-        learning_rate = learning_rate_at(step, self.config.optimizer, self.config.training.steps)
         for group in self.state.optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = self._learning_rate_at(step)
         self._checkpointer.before_optimizer_step()
         self.state.optimizer.step()
         self.state.optimizer.zero_grad()
         self.state.step = step
         self.state.position += self.config.data.global_batch_samples
-        self._checkpointer.after_optimizer_step(self.state)
+        metrics = self._queue_metrics(step, loss, norm)
+        self._checkpointer.after_optimizer_step(self.state, metrics.notes)
         self._faults.at(step=step, rank=self._rank, point="after_optimizer")
-        previous = self._unread
-        self._unread = self._queue_metrics(step, learning_rate, loss, norm)
+        # on a CPU there is nothing to wait for
+        is_late = self.device.type == "cuda"
+        previous, self._unread = (self._unread, metrics) if is_late else (metrics, None)
         self._read_metrics(previous)
         seconds, tokens = time.time() - start, self._tokens_per_step()
         self._events.emit("step", step=step, start=start, seconds=seconds, tokens=tokens)
@@ -177,16 +183,17 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.state.parameters.values(), maximum)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def _queue_metrics(self, step: int, learning_rate: float, loss: Tensor, norm: Tensor) -> StepMetrics:
+    def _queue_metrics(self, step: int, loss: Tensor, norm: Tensor) -> StepMetrics:
         summed = torch.cat([loss.view(1), self._to_device(self._checkpointer.signals())])
         dist.all_reduce(summed)
-        on_device = torch.cat([summed, norm.double().view(1)])
+        notes = torch.stack([summed[0], norm.double()])
+        on_device = torch.cat([notes, summed[1:]])
         if self.device.type != "cuda":
-            return StepMetrics(step=step, learning_rate=learning_rate, values=on_device, ready=None)
+            return StepMetrics(step=step, notes=notes, values=on_device, ready=None)
         values = torch.empty(len(on_device), dtype=torch.float64, pin_memory=True)
         values.copy_(on_device, non_blocking=True)
         ready = torch.cuda.current_stream().record_event()
-        return StepMetrics(step=step, learning_rate=learning_rate, values=values, ready=ready)
+        return StepMetrics(step=step, notes=notes, values=values, ready=ready)
 
     def _to_device(self, values: Sequence[float]) -> Tensor:
         """Copy numbers to the device without waiting for it."""
@@ -198,29 +205,34 @@ class Trainer:
             return
         if metrics.ready is not None:
             metrics.ready.synchronize()
-        loss_sum, *signals, norm = metrics.values.tolist()
+        loss_sum, norm, *signals = metrics.values.tolist()
         self._checkpointer.learn(metrics.step, signals)
-        loss = loss_sum / self._tokens_per_step()
-        self._events.emit(
-            "metrics",
-            step=metrics.step,
-            loss=loss,
-            gradient_norm=norm,
-            learning_rate=metrics.learning_rate,
-        )
+        self._emit_metrics(metrics.step, loss_sum, norm)
         last = metrics.step == self.config.training.steps
         if self._rank == 0 and (last or metrics.step % self.config.training.log_every_steps == 0):
-            self._log(metrics, loss, norm)
+            self._log(metrics.step, loss_sum / self._tokens_per_step(), norm)
 
-    def _log(self, metrics: StepMetrics, loss: float, norm: float) -> None:
+    def _emit_metrics(self, step: int, loss_sum: float, norm: float) -> None:
+        self._events.emit(
+            "metrics",
+            step=step,
+            loss=loss_sum / self._tokens_per_step(),
+            gradient_norm=norm,
+            learning_rate=self._learning_rate_at(step),
+        )
+
+    def _learning_rate_at(self, step: int) -> float:
+        return learning_rate_at(step, self.config.optimizer, self.config.training.steps)
+
+    def _log(self, step: int, loss: float, norm: float) -> None:
         logger.info(
             "step %d/%d  loss %.4f  grad %.3f  lr %.2e  %s",
-            metrics.step,
+            step,
             self.config.training.steps,
             loss,
             norm,
-            metrics.learning_rate,
-            self._throughput.report(metrics.step),
+            self._learning_rate_at(step),
+            self._throughput.report(step),
         )
 
     def _save(self, *, last: bool) -> None:

@@ -39,7 +39,7 @@ class Writer(Protocol):
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
         """Set up before the first step of an attempt; may use collectives."""
 
-    def begin(self, save: Save, tensors: Mapping[str, Tensor]) -> bool:
+    def begin(self, save: Save, tensors: Mapping[str, Tensor], notes: Tensor) -> bool:
         """Start a save of the state as it is now; False if there is no memory for it."""
 
     def outcome(self) -> Outcome | None:
@@ -78,13 +78,13 @@ class HoldfastWriter:
         if self._queue is None:
             self._start_worker()
 
-    def begin(self, save: Save, tensors: Mapping[str, Tensor]) -> bool:
+    def begin(self, save: Save, tensors: Mapping[str, Tensor], notes: Tensor) -> bool:
         assert self._plan is not None
         if not self._worker_alive():
             logger.warning("checkpoint worker died: started again (costs seconds of this save)")
             self._restart_worker()
         self._snapshots.wait_ready()
-        slot_path = self._snapshots.hold(save.mark)
+        slot_path = self._snapshots.hold(save.mark, notes)
         if slot_path is None:
             return False
         self._request = ShardRequest(
@@ -160,7 +160,7 @@ class DcpSyncWriter:
     def __init__(self) -> None:
         self._step = 0
 
-    def begin(self, save: Save, tensors: Mapping[str, Tensor]) -> bool:
+    def begin(self, save: Save, tensors: Mapping[str, Tensor], notes: Tensor) -> bool:
         dcp.save(dict(tensors), checkpoint_id=save.directory)
         rank = dist.get_rank()
         own = sorted(path.name for path in save.directory.glob(f"__{rank}_*.distcp"))
@@ -203,7 +203,7 @@ class NvrxTorchWriter:
         if self._checkpoint is None:
             self._checkpoint = TorchAsyncCheckpoint(persistent_queue=True)
 
-    def begin(self, save: Save, tensors: Mapping[str, Tensor]) -> bool:
+    def begin(self, save: Save, tensors: Mapping[str, Tensor], notes: Tensor) -> bool:
         save.directory.mkdir(parents=True, exist_ok=True)
         # contiguous clones: a view would pickle the whole storage behind it
         local = {

@@ -29,6 +29,7 @@ from training.snapshot import Snapshots
 
 RANKS = 3
 WORDS = 8
+NOTES = torch.zeros(2, dtype=torch.float64)
 rank_numbers = st.integers(0, RANKS - 1)
 
 
@@ -41,7 +42,7 @@ class StreamCopier:
         self._mark: Mark | None = None
         self._stage = 0
 
-    def copy(self, slot: Slot, mark: Mark) -> None:
+    def copy(self, slot: Slot, mark: Mark, notes: Tensor) -> None:
         assert self._slot is None, "the optimizer step before did not wait for the copy"
         self._slot, self._mark, self._stage = slot, mark, 0
 
@@ -122,7 +123,13 @@ class Slots(RuleBasedStateMachine):
         ring.before_optimizer_step()
         self.tensors[rank].fill_(step)
         self.steps[rank] = step
-        assert ring.take(self.mark(step)), "a snapshot was skipped without need"
+        assert ring.take(self.mark(step), NOTES), "a snapshot was skipped without need"
+
+    @rule(steps=st.integers(1, 3), order=st.permutations(range(RANKS)))
+    def train_together(self, steps: int, order: list[int]) -> None:
+        for _ in range(steps):
+            for rank in order:
+                self.train(rank)
 
     @rule(rank=rank_numbers)
     def copy_on(self, rank: int) -> None:
@@ -137,7 +144,7 @@ class Slots(RuleBasedStateMachine):
         """All ranks hold the snapshot of the same step, as they do for a checkpoint."""
         step = self.steps[0]
         for rank, ring in enumerate(self.ranks):
-            path = ring.hold(self.mark(step))
+            path = ring.hold(self.mark(step), NOTES)
             assert path is not None
             self.drains[rank] = (Slot(path, ring.layout), step)
 
@@ -205,6 +212,6 @@ class Slots(RuleBasedStateMachine):
 
 
 Slots.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=50, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestSlots = Slots.TestCase

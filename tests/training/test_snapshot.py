@@ -21,6 +21,7 @@ from training.slots import Mark, Slot
 from training.snapshot import Snapshots
 
 RUN = "0123456789abcdef"
+NOTES = torch.tensor([1.25, 2.5], dtype=torch.float64)
 PLACE = Place(shard=1, shards=2)
 ANCESTRY = Ancestry(lineages=(Lineage(id=7),))
 
@@ -83,7 +84,7 @@ def started(run_dir: Path, tensors: dict[str, Tensor]) -> Snapshots:
 def take(snapshots: Snapshots, tensors: dict[str, Tensor], *steps: int) -> None:
     for step in steps:
         set_to(tensors, step)
-        assert snapshots.take(mark(step))
+        assert snapshots.take(mark(step), NOTES)
 
 
 def steps_in(snapshots: Snapshots) -> list[int]:
@@ -107,7 +108,7 @@ def test_snapshots_outlive_the_process(tmp_path: Path, memory: Path) -> None:
     assert steps_in(snapshots) == [2, 3, 4, 5]
     # THEN it can go back to each
     for step in (5, 3):
-        snapshots.load(mark(step))
+        assert snapshots.load(mark(step)) == [1.25, 2.5]
         assert all(torch.equal(tensors[name], state(step)[name]) for name in ("model.a", "model.b"))
 
 
@@ -122,7 +123,7 @@ def test_a_held_snapshot_stays_and_the_others_roll(tmp_path: Path) -> None:
     tensors = state(0)
     snapshots = started(tmp_path, tensors)
     take(snapshots, tensors, 1, 2)
-    path = snapshots.hold(mark(2))
+    path = snapshots.hold(mark(2), NOTES)
     assert path is not None
     take(snapshots, tensors, *range(3, 9))
     assert steps_in(snapshots) == [2, 6, 7, 8]
@@ -140,7 +141,7 @@ def test_a_pinned_slot_is_never_overwritten_but_the_snapshot_skipped(tmp_path: P
     for reader in readers:
         reader.pin()
     # THEN the two newest are not sacrificed for a third
-    assert not snapshots.take(mark(5))
+    assert not snapshots.take(mark(5), NOTES)
     assert steps_in(snapshots) == [1, 2, 3, 4]
     assert snapshots.skipped == 1
     assert [event["step"] for event in read_events(tmp_path) if event["event"] == "snapshot"] == [5]
