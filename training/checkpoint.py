@@ -59,7 +59,7 @@ class Checkpointer:
         events: EventLog,
         node: str,
     ) -> None:
-        self._run_dir, self._config = run_dir, config.checkpoint
+        self.run_dir, self._config = run_dir, config.checkpoint
         self._events = events
         self._answer_seconds = config.recovery.setup_timeout_seconds
         self._has_memory_tier = config.snapshot.every_steps != 0
@@ -90,9 +90,9 @@ class Checkpointer:
             RunError: Some ranks do not answer, or the slots do not fit into memory.
         """
         exchange = Exchange("restore", timeout_seconds=self._answer_seconds)
-        run = exchange.first("run id", read_run_id(self._run_dir) if dist.get_rank() == 0 else None)
+        run = exchange.first("run id", read_run_id(self.run_dir) if dist.get_rank() == 0 else None)
         tier = self._snapshots if self._has_memory_tier else None
-        restorer = Restorer(self._run_dir, exchange=exchange, snapshots=tier, events=self._events)
+        restorer = Restorer(self.run_dir, exchange=exchange, snapshots=tier, events=self._events)
         if tier is None:
             self._let_writer_end(time.time() + _RESTORE_WAIT_SECONDS)
         ancestry = restorer.begin()
@@ -201,7 +201,7 @@ class Checkpointer:
 
     def _begin(self, state: TrainState) -> None:
         save = Save(
-            run_dir=self._run_dir,
+            run_dir=self.run_dir,
             mark=self._mark(state),
             world_size=dist.get_world_size(),
             keep=self._config.keep,

@@ -32,6 +32,7 @@ from training.errors import RunError
 from training.events import EventLog
 from training.faults import FaultPlan
 from training.layout import Place, place_in
+from training.ledger import SampleLedger
 from training.restart import Attempt, RankMonitor
 from training.shards import TokenStore
 from training.state import make_state
@@ -79,6 +80,7 @@ class Trainer:
             self.state = make_state(self._task.model, config.optimizer, device=device)
         with events.span("load"):
             self._restore_or_initialize(place_in(mesh))
+        self._ledger = SampleLedger(checkpointer.run_dir, lineage=checkpointer.lineage, rank=self._rank)
         self._batches = self._open_batches(training_store)
         self._validation = self._open_validation(validation_store)
         self._throughput = self._make_throughput()
@@ -108,6 +110,7 @@ class Trainer:
 
     def close(self) -> None:
         self._batches.close()
+        self._ledger.close()
         if self._validation is not None:
             self._validation.close()
 
@@ -153,6 +156,7 @@ class Trainer:
         self.state.optimizer.zero_grad()
         self.state.step = step
         self.state.position += self.config.data.global_batch_samples
+        self._ledger.append(step, batch)
         metrics = self._queue_metrics(step, loss, norm)
         self._checkpointer.after_optimizer_step(self.state, metrics.notes)
         self._faults.at(step=step, rank=self._rank, point="after_optimizer")
