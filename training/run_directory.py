@@ -50,7 +50,7 @@ class RunDirectory:
         record = self.path / "run.json"
         if owner:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
+            self.lock()
         if record.exists():
             problems = list(_changed(json.loads(record.read_text()), identity, self.path))
             if problems:
@@ -61,12 +61,16 @@ class RunDirectory:
     def mark_done(self, step: int) -> None:
         write_json(self.done_file, {"step": step})
 
-    def _take_lock(self) -> None:
-        """Lock by POSIX record lock: the kernel frees it when the process dies, forks don't inherit it."""
+    def lock(self, *, wait_seconds: float = _LOCK_WAIT_SECONDS) -> None:
+        """Lock by POSIX record lock: the kernel frees it when the process dies, forks don't inherit it.
+
+        Raises:
+            RunError: Another process still has it after `wait_seconds`.
+        """
         if self._lock is not None:
             return
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        deadline = time.monotonic() + _LOCK_WAIT_SECONDS
+        deadline = time.monotonic() + wait_seconds
         while True:
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -253,6 +253,18 @@ def read_descriptor(path: Path) -> Descriptor | None:
         return None
 
 
+def scan(run: str) -> Iterator[tuple[Path, Descriptor, Mark | None]]:
+    """Yield every slot of a run on this machine with what it holds, None where that is no whole snapshot."""
+    for path in sorted((environment.shared_memory() / "holdfast" / run).glob("*/shard-*/*.slot")):
+        descriptor = read_descriptor(path)
+        if descriptor is None:
+            continue
+        with path.open("rb") as file:
+            header = torch.frombuffer(bytearray(file.read(HEADER_BYTES)), dtype=torch.uint8)
+        begin, complete = _mark(header[_BEGIN]), _mark(header[_COMPLETE])
+        yield path, descriptor, complete if begin == complete and complete.lineage else None
+
+
 def fits(path: Path, layout: Layout, descriptor: Descriptor) -> bool:
     """Say whether a whole slot file of this run, model and shard is there."""
     return read_descriptor(path) == descriptor and path.stat().st_size == layout.size_bytes

@@ -1,4 +1,4 @@
-"""Every sample exactly once along the line that survived: through kills, and through changes of world size."""
+"""Every sample exactly once along the line that survived: through kills and changes of world size."""
 
 from __future__ import annotations
 
