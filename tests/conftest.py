@@ -1,10 +1,23 @@
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.tiny import tiny_data
+from training import environment
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_memory() -> Iterator[Path]:
+    """A directory of its own in /dev/shm: tests kill ranks, and what these leave must not stay."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="holdfast-tests-") as directory:
+        os.environ[environment.SHARED_MEMORY] = directory
+        yield Path(directory)
+        del os.environ[environment.SHARED_MEMORY]
 
 
 @pytest.fixture(scope="session")

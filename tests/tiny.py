@@ -28,7 +28,13 @@ def tiny_recipe(data: Path, *, ranks: int = 1, **sections: dict[str, Any]) -> Jo
         },
         "training": {"steps": 6, "device": "cpu", "log_every_steps": 100},
         "optimizer": {"learning_rate": 1e-3, "warmup_steps": 2},
-        "checkpoint": {"writer": "dcp_sync", "every_steps": 2, "deadline_seconds": 120.0},
+        "checkpoint": {
+            "writer": "dcp_sync",
+            "every_steps": 2,
+            "deadline_seconds": 120.0,
+            "overlap": "wait",
+        },
+        "snapshot": {"every_steps": 1},
         "recovery": {"layers": "none", "group_timeout_seconds": 20.0},
     }
     for name, fields in sections.items():

@@ -23,6 +23,7 @@ COMMANDS = {
     ),
     "goodput": ("training.goodput", "where a run's wall time went"),
     "export": ("training.export", "checkpoint to a Hugging Face directory"),
+    "checkpoint": ("training.checkpoint_command", "list, verify, explain and prune a run's saved states"),
     "fingerprint": ("training.fingerprint", "sha256 of a checkpoint's full tensors"),
 }
 

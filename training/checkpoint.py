@@ -1,33 +1,50 @@
-"""Durable checkpoints: when to save, that the last one has ended, and what to resume from."""
+"""The training state's keeper: snapshots in memory, durable checkpoints, and the way back from both.
+
+Ranks take every decision at the same step without a collective of their own: what they have to tell each
+other rides on the all-reduce of the loss (`signals`), whose result comes a step late (`learn`).
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-import uuid
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from training import commit
-from training.config import CheckpointConfig
+from training import drain
+from training.cadence import Cadence
+from training.config import JobConfig
 from training.drain import Save
 from training.errors import CheckpointError
 from training.events import EventLog
+from training.exchange import Exchange
+from training.layout import Place
+from training.lineage import name_of
+from training.restore import Restored, Restorer
+from training.run_directory import read_run_id
+from training.slots import NOTES, Mark
+from training.snapshot import Snapshots
 from training.state import TrainState
-from training.writers import DcpSyncWriter, HoldfastWriter, NvrxTorchWriter, Writer, load_rank_file
+from training.writers import DcpSyncWriter, HoldfastWriter, NvrxTorchWriter, Writer
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.02
-# After a fault in another rank this rank's writer is usually seconds from a newer checkpoint; waiting
-# longer than this costs more than the steps that it would save.
+# With snapshots off a restart begins at a checkpoint: one that is seconds from its end is worth waiting for
 _RESTORE_WAIT_SECONDS = 30.0
+
+
+@dataclass(kw_only=True, slots=True)
+class _Group:
+    """What all ranks know of each other, a step late."""
+
+    is_saving: bool = False
+    is_ready: bool = False
 
 
 class Checkpointer:
@@ -35,81 +52,133 @@ class Checkpointer:
 
     def __init__(
         self,
-        config: CheckpointConfig,
+        config: JobConfig,
         run_dir: Path,
         *,
         device: torch.device,
         events: EventLog,
         node: str,
     ) -> None:
-        self.root = run_dir / "checkpoints"
-        self._config, self._events = config, events
-        self._writer = _make_writer(config, run_dir, device=device, events=events, node=node)
-        self._attempt = ""
+        self.run_dir, self._config = run_dir, config.checkpoint
+        self._events = events
+        self._answer_seconds = config.recovery.setup_timeout_seconds
+        self._has_memory_tier = config.snapshot.every_steps != 0
+        self._snapshots = _make_snapshots(config, device=device, events=events, node=node)
+        self._writer = _make_writer(config, self._snapshots, device=device, node=node)
+        self._cadence = Cadence(setting=config.snapshot.every_steps)
+        self._group = _Group()
+        self._lineage = 0
+        self._notes = torch.zeros(NOTES, dtype=torch.float64, device=device)
         self._pending: Save | None = None
+        self._begun_step, self._failure = -1, ""
+        self._is_due = False
 
-    def restore(self, state: TrainState) -> int | None:
-        """Load the newest checkpoint that verifies, on all ranks; return its step, None on a first start.
+    @property
+    def lineage(self) -> str:
+        """Name of the lineage that the run is in."""
+        return name_of(self._lineage)
+
+    def restore(self, state: TrainState, place: Place) -> Restored:
+        """Load the newest state that all ranks can have.
+
+        Args:
+            state: Filled in place.
+            place: Which part of it this rank holds.
 
         Raises:
             CheckpointError: Checkpoints exist, but none can be loaded.
+            RunError: Some ranks do not answer, or the slots do not fit into memory.
         """
-        if self._pending is not None:
-            self._let_writer_end(min(self._pending.deadline, time.time() + _RESTORE_WAIT_SECONDS))
-            self._pending = None
-        self._attempt = broadcast_object(uuid.uuid4().hex[:12])
-        directory = self._choose()
+        exchange = Exchange("restore", timeout_seconds=self._answer_seconds)
+        run = exchange.first("run id", read_run_id(self.run_dir) if dist.get_rank() == 0 else None)
+        tier = self._snapshots if self._has_memory_tier else None
+        restorer = Restorer(self.run_dir, exchange=exchange, snapshots=tier, events=self._events)
+        if tier is None:
+            self._let_writer_end(time.time() + _RESTORE_WAIT_SECONDS)
+        ancestry = restorer.begin()
+        self._settle_pending(exchange)
         tensors = state.tensors()
-        self._writer.prepare(tensors)
-        if directory is None:
-            return None
-        self._load(directory, tensors)
-        state.adopt(tensors)
-        self._events.emit("restored", step=state.step, source=str(directory))
-        return state.step
-
-    def maybe_save(self, state: TrainState, *, last: bool) -> bool:
-        """Start a save if this step is due; return whether it was.
-
-        The previous save is ended first, so that two never overlap.
-        """
-        if not last and state.step % self._config.every_steps:
-            return False
-        self.finalize()
-        save = Save(
-            root=self.root,
-            step=state.step,
-            position=state.position,
-            attempt=self._attempt,
-            world_size=dist.get_world_size(),
-            keep=self._config.keep,
-            deadline=time.time() + self._config.deadline_seconds,
-        )
-        self._pending = save
-        self._writer.begin(save, state.tensors())
-        self._events.emit("checkpoint", step=state.step, status="scheduled")
-        return True
+        with restorer.phase("prepare"):
+            if self._snapshots is not None:
+                self._snapshots.prepare(run, tensors, place)
+            self._writer.prepare(tensors)
+        restored = restorer.restore(tensors, ancestry)
+        self._begin_lineage(restored, exchange)
+        if restored.source is None:
+            state.clear()
+        else:
+            state.adopt(step=restored.step, position=restored.position)
+        return restored
 
     def before_optimizer_step(self) -> None:
-        self._writer.before_optimizer_step()
+        """Order the next change of the tensors behind a snapshot that is still being copied."""
+        if self._snapshots is not None:
+            self._snapshots.before_optimizer_step()
 
-    def finalize(self) -> bool:
-        """Wait, up to its deadline, until the previous save has ended; return whether it went well.
+    def after_optimizer_step(self, state: TrainState, notes: Tensor) -> None:
+        """Take a snapshot if one is due.
 
-        Training goes on after a failed save: it is counted, and the checkpoint before it stays.
+        Args:
+            state: The state after the step.
+            notes: Numbers on the device that are kept with it, see `Restored.notes`.
         """
-        save = self._pending
-        if save is None:
-            return True
-        settled = self._let_writer_end(save.deadline)
-        self._pending = None
-        # the coordinator's worker commits, and its own part ends with that
-        succeeded = settled and (dist.get_rank() != 0 or _is_committed(save))
-        if not succeeded:
-            reason = "not committed" if settled else "no end before checkpoint.deadline_seconds"
-            self._events.emit("checkpoint", step=save.step, status="failed", reason=reason)
-            logger.warning("checkpoint of step %d failed: %s; training goes on", save.step, reason)
-        return succeeded
+        self._notes = notes
+        if self._snapshots is None:
+            return
+        if self._cadence.due(state.step) and self._group.is_ready:
+            self._snapshots.take(self._mark(state), notes)
+        self._cadence.measure(now=time.monotonic(), costs_seconds=self._snapshots.costs_seconds())
+        self._snapshots.set_up()
+
+    def signals(self) -> tuple[float, ...]:
+        """Return what the other ranks have to know, to be summed over all of them."""
+        self._poll()
+        is_ready = self._snapshots is not None and self._snapshots.ready()
+        return (float(self._pending is not None), float(is_ready), *self._cadence.offer())
+
+    def learn(self, step: int, sums: Sequence[float]) -> None:
+        """Take the sums of `signals` that all ranks gave at `step`."""
+        ranks = dist.get_world_size()
+        saving, ready, *offers = sums
+        # a save that was begun after these signals were given is not in them
+        is_saving = saving > 0 or step <= self._begun_step
+        self._group = _Group(is_saving=is_saving, is_ready=ready == ranks)
+        reason = self._cadence.decide((offers[0], offers[1], offers[2]), ranks=ranks)
+        if reason is not None:
+            self._events.emit("snapshot_interval", every_steps=self._cadence.every_steps, reason=reason)
+            if dist.get_rank() == 0:
+                logger.info("snapshots: %s", reason)
+
+    def maybe_save(self, state: TrainState, *, last: bool) -> bool:
+        """Start a save if one is due; return whether it was.
+
+        Saves never overlap: one that is due while another is being written waits for it, and training waits
+        too only at the last step or where `checkpoint.overlap` says so.
+        """
+        self._is_due |= last or state.step % self._config.every_steps == 0
+        if not self._is_due:
+            return False
+        if last or self._config.overlap == "wait":
+            self.finalize()
+        elif self._group.is_saving:
+            return False
+        self._is_due = False
+        self._begin(state)
+        return True
+
+    def finalize(self) -> list[int]:
+        """Wait, up to its deadline, until the previous save has ended on all ranks.
+
+        Returns:
+            Ranks on which it failed.
+        """
+        if self._pending is not None:
+            self._let_writer_end(self._pending.deadline)
+        # not a collective: its timeout is for steps, and storage may be far slower
+        seconds = self._config.deadline_seconds + self._answer_seconds
+        exchange = Exchange(f"save/{self._begun_step}", timeout_seconds=seconds)
+        outcomes = exchange.gather(f"end of the save of step {self._begun_step}", self._failure)
+        return [rank for rank, outcome in enumerate(outcomes) if outcome]
 
     def finalize_last(self) -> None:
         """End the run's last save on all ranks.
@@ -117,83 +186,111 @@ class Checkpointer:
         Raises:
             CheckpointError: It failed, so the run's result is not durable.
         """
-        outcomes: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(outcomes, self.finalize())
-        if not all(outcomes):
-            failed = [rank for rank, outcome in enumerate(outcomes) if not outcome]
+        failed = self.finalize()
+        if failed:
             raise CheckpointError(f"the last checkpoint failed on ranks {failed}; see the run's events")
 
     def close(self) -> None:
+        """End the worker and free the node's memory: the run is done."""
         self._writer.close()
+        if self._snapshots is not None:
+            self._snapshots.close(sweep=True)
 
-    def _let_writer_end(self, deadline: float) -> bool:
-        while not self._writer.settled():
-            if time.time() > deadline:
-                self._writer.abandon()
-                return False
+    def _mark(self, state: TrainState) -> Mark:
+        return Mark(lineage=self._lineage, step=state.step, position=state.position)
+
+    def _begin(self, state: TrainState) -> None:
+        save = Save(
+            run_dir=self.run_dir,
+            mark=self._mark(state),
+            world_size=dist.get_world_size(),
+            keep=self._config.keep,
+            deadline=time.time() + self._config.deadline_seconds,
+        )
+        self._failure = ""
+        if self._writer.begin(save, state.tensors(), self._notes):
+            self._pending = save
+            self._events.emit("checkpoint", step=save.step, status="scheduled")
+        else:
+            self._count_failure(save, "no snapshot slot is free; raise snapshot.slots")
+        self._begun_step, self._group.is_saving = save.step, True
+
+    def _poll(self) -> None:
+        """Notice the end of the pending save; give it up at its deadline."""
+        save = self._pending
+        if save is None:
+            return
+        outcome = self._writer.outcome()
+        if outcome is not None:
+            self._pending = None
+            if outcome.failure:
+                self._count_failure(save, outcome.failure)
+        elif time.time() > save.deadline:
+            self._give_up(save)
+
+    def _give_up(self, save: Save) -> None:
+        self._writer.abandon()
+        self._pending = None
+        self._count_failure(save, "no end before checkpoint.deadline_seconds")
+
+    def _count_failure(self, save: Save, reason: str) -> None:
+        self._failure = reason
+        self._events.emit("checkpoint", step=save.step, status="failed", reason=reason)
+        logger.warning("checkpoint of step %d failed: %s; training goes on", save.step, reason)
+
+    def _let_writer_end(self, until: float) -> None:
+        """Wait for the pending save, but not beyond `until` (seconds since the epoch)."""
+        while self._pending is not None:
+            if time.time() > until:
+                self._give_up(self._pending)
+                return
+            self._poll()
             time.sleep(_POLL_SECONDS)
-        return True
 
-    def _choose(self) -> Path | None:
-        """Agree on the newest checkpoint of which every file is whole; refuse others with the reason."""
-        candidates: list[Path] = broadcast_object(commit.committed_checkpoints(self.root))
-        for directory in candidates:
-            problem = self._check(directory)
-            if problem is None:
-                return directory
-            self._events.emit("refused", source=str(directory), reason=problem)
-            if dist.get_rank() == 0:
-                logger.warning("checkpoint refused: %s", problem)
-        if candidates:
-            raise CheckpointError(
-                f"{self.root}: holds {len(candidates)} checkpoints and none can be used, see above; restore "
-                "one from a copy, or start a new run directory"
-            )
+    def _settle_pending(self, exchange: Exchange) -> None:
+        """After a fault: let a save go on that all ranks are still writing; else give it up."""
+        own = self._pending.mark.words() if self._pending is not None else None
+        told = exchange.gather("pending save", own)
+        if all(answer == told[0] for answer in told):
+            return
+        if self._pending is not None:
+            drain.cancel(self._pending)
+
+    def _begin_lineage(self, restored: Restored, exchange: Exchange) -> None:
+        self._lineage = restored.lineage
+        self._cadence.reset()
+        self._begun_step, self._failure, self._is_due = -1, "", False
+        if self._snapshots is not None and self._snapshots.can_set_up_at_once:
+            self._snapshots.set_up()
+        ready = self._snapshots is not None and self._snapshots.ready()
+        told = exchange.gather("ready", [ready, self._pending is not None])
+        self._group = _Group(
+            is_ready=all(answer[0] for answer in told),
+            is_saving=any(answer[1] for answer in told),
+        )
+
+
+def _make_snapshots(
+    config: JobConfig, *, device: torch.device, events: EventLog, node: str
+) -> Snapshots | None:
+    off = config.snapshot.every_steps == 0
+    if off and config.checkpoint.writer != "holdfast":
         return None
-
-    def _check(self, directory: Path) -> str | None:
-        """Verify with all ranks, each hashing its share of the files."""
-        problem: str | None = None
-        try:
-            commit.verify(directory, part=dist.get_rank(), parts=dist.get_world_size())
-        except CheckpointError as error:
-            problem = str(error)
-        problems: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(problems, problem)
-        return next((found for found in problems if found is not None), None)
-
-    def _load(self, directory: Path, tensors: Mapping[str, Tensor]) -> None:
-        manifest = commit.read_manifest(directory)
-        try:
-            if manifest.format == "torch":
-                load_rank_file(directory, tensors)
-            else:
-                dcp.load(dict(tensors), checkpoint_id=directory)
-        except (RuntimeError, OSError, dcp.api.CheckpointException) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise CheckpointError(f"{directory}: does not fit this model ({reason})") from error
-
-
-def broadcast_object(value: Any) -> Any:
-    """Return rank 0's value on every rank."""
-    holder = [value]
-    dist.broadcast_object_list(holder, src=0)
-    return holder[0]
+    return Snapshots(
+        count=1 if off else config.snapshot.slots,
+        ranks_per_node=config.job.ranks_per_node,
+        device=device,
+        events=events,
+        node=node,
+    )
 
 
 def _make_writer(
-    config: CheckpointConfig, run_dir: Path, *, device: torch.device, events: EventLog, node: str
+    config: JobConfig, snapshots: Snapshots | None, *, device: torch.device, node: str
 ) -> Writer:
-    if config.writer == "dcp_sync":
+    if config.checkpoint.writer == "dcp_sync":
         return DcpSyncWriter()
-    if config.writer == "nvrx_torch":
+    if config.checkpoint.writer == "nvrx_torch":
         return NvrxTorchWriter(device=device)
-    return HoldfastWriter(run_dir, device=device, events=events, node=node)
-
-
-def _is_committed(save: Save) -> bool:
-    directory = commit.committed_path(save.root, save.step)
-    try:
-        return commit.read_manifest(directory).attempt == save.attempt
-    except CheckpointError:
-        return False
+    assert snapshots is not None
+    return HoldfastWriter(snapshots, node=node)

@@ -4,10 +4,10 @@
         step-00000010/            committed: complete and checked
             .metadata  __0_0.distcp  __1_0.distcp ...   an ordinary DCP directory
             manifest.json         size and xxh3 of every file; written last
-        .step-00000020.<attempt>/ being written, or left behind by a kill; never loaded
+        .step-00000020.<lineage>/ being written, or left behind by a kill; never loaded
         LATEST                    name of the newest one: a hint for people, never trusted
 
-The attempt id is new at every restore, so a writer that outlives its run can't publish into a later one.
+Every restore begins a new lineage (`training.lineage`), so two writers never meet in one directory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Manifest:
     """Proof that a checkpoint is whole. Written last, so its presence is the commit."""
 
     version: Literal[1] = 1
-    attempt: str
+    lineage: str
     step: int
     position: int
     world_size: int
@@ -57,8 +57,8 @@ def committed_path(root: Path, step: int) -> Path:
     return root / f"step-{step:08d}"
 
 
-def partial_path(root: Path, step: int, attempt: str) -> Path:
-    return root / f".step-{step:08d}.{attempt}"
+def partial_path(root: Path, step: int, lineage: str) -> Path:
+    return root / f".step-{step:08d}.{lineage}"
 
 
 def committed_checkpoints(root: Path) -> list[Path]:
@@ -93,12 +93,12 @@ def commit(
         manifest: Contents of the partial directory, every file checked by whoever wrote it.
         keep: Committed checkpoints to keep.
     """
-    partial = partial_path(root, manifest.step, manifest.attempt)
+    partial = partial_path(root, manifest.step, manifest.lineage)
     final = committed_path(root, manifest.step)
     write_json(partial / MANIFEST, asdict(manifest))
     fsync_directory(partial)
-    if final.exists():  # the same step, committed by an attempt that was rolled back
-        replaced = root / f".replaced-{final.name}.{manifest.attempt}"
+    if final.exists():  # the same step, committed by a lineage that was left before it
+        replaced = root / f".replaced-{final.name}.{manifest.lineage}"
         final.rename(replaced)
         partial.rename(final)
         shutil.rmtree(replaced)
@@ -106,22 +106,27 @@ def commit(
         partial.rename(final)
     fsync_directory(root)
     write_text(root / "LATEST", final.name + "\n")
-    prune(root, keep=keep, attempt=manifest.attempt)
+    prune(root, keep=keep)
     return final
 
 
-def prune(root: Path, *, keep: int, attempt: str) -> None:
-    """Remove old checkpoints, and what other attempts left half-written."""
+def prune(root: Path, *, keep: int) -> list[Path]:
+    """Remove old checkpoints and what was left half-written; return what is gone.
+
+    Nothing else may be being written: a run saves one checkpoint at a time.
+    """
+    gone: list[Path] = []
     for path in committed_checkpoints(root)[keep:]:
         # rename first: a directory that is being deleted must not look committed
         doomed = root / f".doomed-{path.name}"
         path.rename(doomed)
         shutil.rmtree(doomed)
+        gone.append(path)
     for path in _children(root):
-        match = _PARTIAL.fullmatch(path.name)
-        is_orphan = match is not None and match.group(2) != attempt
-        if is_orphan or path.name.startswith((".doomed-", ".replaced-")):
+        if _PARTIAL.fullmatch(path.name) or path.name.startswith((".doomed-", ".replaced-")):
             shutil.rmtree(path, ignore_errors=True)
+            gone.append(path)
+    return gone
 
 
 def read_manifest(directory: Path) -> Manifest:

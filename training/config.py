@@ -189,6 +189,21 @@ class CheckpointConfig:
     """Committed checkpoints that are kept. One alone is refused: the newest may be the bad one."""
     deadline_seconds: Seconds = 900.0
     """Longest time from snapshot to commit; a save that takes longer is given up and counted."""
+    overlap: Literal["defer", "wait"] = "defer"
+    """When a checkpoint is due and the one before it is still being written. defer: train on, and save at
+    the first step after it. wait: hold training up, so that checkpoints lie at multiples of every_steps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotConfig:
+    """Copies of the training state in the nodes' memory, from which every restart begins."""
+
+    every_steps: Literal["auto"] | Count = "auto"
+    """Steps between snapshots; "auto" measures the first steps and takes every step where that is free,
+    else the smallest interval that costs 0.5%. 0 for none: restarts then begin at a checkpoint."""
+    slots: Annotated[int, Range(minimum=4)] = 4
+    """Snapshots that a rank holds in /dev/shm: three that roll and one that a checkpoint is written from.
+    Each further reader at the same time needs one more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -300,6 +315,7 @@ class JobConfig:
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     rehearsal: RehearsalConfig = field(default_factory=RehearsalConfig)
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)

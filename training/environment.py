@@ -10,6 +10,7 @@ manifest                   HOLDFAST_GRACE_SECONDS   launch           SIGTERM to 
 rehearse                   HOLDFAST_REHEARSAL       ranks            "1": planned faults are live
 launch                     HOLDFAST_EXIT_FILE       ranks            see `leave_exit_code`
 launch                     HOLDFAST_ROUND_FILE      agent            round that this node last worked in
+people                     HOLDFAST_SHARED_MEMORY   ranks            where snapshots lie; default: /dev/shm
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ WARM_WORKERS = "HOLDFAST_WARM_WORKERS"
 REHEARSAL = "HOLDFAST_REHEARSAL"
 EXIT_FILE = "HOLDFAST_EXIT_FILE"
 ROUND_FILE = "HOLDFAST_ROUND_FILE"
+SHARED_MEMORY = "HOLDFAST_SHARED_MEMORY"
 
 _SOCKET_BASE_CHARACTERS = 30
 
@@ -38,6 +40,11 @@ _SOCKET_BASE_CHARACTERS = 30
 def node_name() -> str:
     """Return the name of this (real or simulated) machine."""
     return os.environ.get(NODE) or socket.gethostname()
+
+
+def shared_memory() -> Path:
+    """Return the memory-backed file system that outlives processes."""
+    return Path(os.environ.get(SHARED_MEMORY) or "/dev/shm")
 
 
 def warm_workers() -> bool:

@@ -17,7 +17,11 @@ Events of a rank:
     fault        a planned fault is about to hit: `kind`, `step`, `point`
     exception    the training function ended in an exception: `type`, `message`, `step`
     reentry      the in-process layer calls the training function again
-    restored     state was loaded: `step`, `source`
+    restored     state was loaded: `step`, `source` (memory, durable), `path`, `lineage` that begins,
+                 `parent`, `phases` (seconds by name)
+    refused      a state was not used: `source`, `tier`, `step`, `reason`
+    snapshot     a snapshot was skipped: `step`, `status`, `skipped` (so far)
+    snapshot_interval   what "auto" has decided: `every_steps`, `reason`
     checkpoint   a save changed state: `step`, `status` (snapshot, scheduled, committed, failed)
     evaluation   `step`, `loss`
     done         the run's last step is durable

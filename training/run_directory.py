@@ -1,6 +1,6 @@
 """A run's directory: who it belongs to, that one process group uses it, and that it is finished.
 
-run.json   settings that may not change on resume, and the identity of the data
+run.json   id of the run, settings that may not change on resume, and the identity of the data
 lock       held by rank 0 for as long as it lives
 DONE       the run's last step is durable; nothing is started again
 """
@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,23 +50,27 @@ class RunDirectory:
         record = self.path / "run.json"
         if owner:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
+            self.lock()
         if record.exists():
             problems = list(_changed(json.loads(record.read_text()), identity, self.path))
             if problems:
                 raise ConfigError(problems)
         elif owner:
-            write_json(record, identity)
+            write_json(record, {**identity, "run": uuid.uuid4().hex[:16]})
 
     def mark_done(self, step: int) -> None:
         write_json(self.done_file, {"step": step})
 
-    def _take_lock(self) -> None:
-        """Lock by POSIX record lock: the kernel frees it when the process dies, forks don't inherit it."""
+    def lock(self, *, wait_seconds: float = _LOCK_WAIT_SECONDS) -> None:
+        """Lock by POSIX record lock: the kernel frees it when the process dies, forks don't inherit it.
+
+        Raises:
+            RunError: Another process still has it after `wait_seconds`.
+        """
         if self._lock is not None:
             return
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        deadline = time.monotonic() + _LOCK_WAIT_SECONDS
+        deadline = time.monotonic() + wait_seconds
         while True:
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,6 +87,15 @@ class RunDirectory:
         self._lock = descriptor
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"pid {os.getpid()} on {os.uname().nodename}".encode(), 0)
+
+
+def read_run_id(path: Path) -> str:
+    """Return the id that a run was given when its directory was claimed first.
+
+    A directory that was removed and made again belongs to another run, whatever its name: what the old one
+    has left in memory is not taken for its state.
+    """
+    return str(json.loads((path / "run.json").read_text())["run"])
 
 
 def default_run_directory(config: JobConfig) -> Path:

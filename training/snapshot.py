@@ -1,186 +1,295 @@
-"""A copy of one rank's training state in shared host memory, from which another process can write.
+"""Tier 0: copies of a rank's whole training state in shared host memory, taken while it trains.
 
 The copy of step k runs on a side stream under the forward and backward of step k+1; only the next
-optimizer step waits for it, and it waits on the GPU. Marks before and after the data are written by
-the stream itself, so a reader in another process knows a torn slot from a whole one.
+optimizer step waits for it, and it waits on the GPU. On a CPU the copy is made at once.
+
+Slots roll: a snapshot goes into the oldest one that nobody reads. The two newest are never overwritten:
+ranks are at most one step apart, so whatever a kill leaves torn or missing on one rank, all ranks hold
+the newest or the second newest in common. A drain holds one slot more, hence four.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import time
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
+from training import slots
+from training.copier import Copier
 from training.errors import CheckpointError, RunError
+from training.events import EventLog
+from training.layout import Layout, Place, local_tensors, make_layout
+from training.lineage import Ancestry
+from training.slots import EMPTY, Mark, Owner, Slot
 
-SHARED_MEMORY = Path("/dev/shm")
-_HEADER_BYTES = 4096
-_ALIGNMENT_BYTES = 512
-_BEGIN, _COMPLETE = slice(0, 8), slice(64, 72)
+logger = logging.getLogger(__name__)
+
+_PROTECTED = 2
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """Where one tensor of the plan lies in the slot."""
+class Snapshots:
+    """The slots of one rank. Made once a process, kept over in-process restarts."""
 
-    item: WriteItem
-    offset: int
-    shape: torch.Size
-    dtype: torch.dtype
+    def __init__(
+        self, *, count: int, ranks_per_node: int, device: torch.device, events: EventLog, node: str
+    ) -> None:
+        self._count, self._ranks_per_node = count, ranks_per_node
+        self._device, self._events, self._node = device, events, node
+        self._run = ""
+        self._layout: Layout | None = None
+        self._owner: Owner | None = None
+        self._slots: list[Slot] = []
+        self._contents: dict[Slot, Mark] = {}
+        self._writing: Slot | None = None
+        self._held: Slot | None = None
+        self._copier: Copier | None = None
+        self._setup: Future[None] | None = None
+        self.skipped = 0
 
     @property
-    def size_bytes(self) -> int:
-        return self.shape.numel() * self.dtype.itemsize
+    def layout(self) -> Layout:
+        assert self._layout is not None
+        return self._layout
 
+    @property
+    def directory(self) -> Path:
+        return slots.shard_directory(self._run, self._node, self.layout.place)
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
-    """Places of all tensors that this rank saves, and the slot's size."""
+    def prepare(self, run: str, tensors: Mapping[str, Tensor], place: Place) -> None:
+        """Find the slots that this or an earlier process has left. Allocates nothing yet.
 
-    pieces: tuple[Piece, ...]
-    size_bytes: int
-
-
-def make_layout(plan: SavePlan, tensors: Mapping[str, Tensor]) -> Layout:
-    """Lay out the tensors of a local save plan one after the other, aligned."""
-    pieces: list[Piece] = []
-    offset = _HEADER_BYTES
-    for item in plan.items:
-        local = local_tensor(tensors, item)
-        pieces.append(Piece(item=item, offset=offset, shape=local.shape, dtype=local.dtype))
-        offset += -(-local.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-    return Layout(pieces=tuple(pieces), size_bytes=offset)
-
-
-def local_tensor(tensors: Mapping[str, Tensor], item: WriteItem) -> Tensor:
-    """Return the part of a tensor that a write item names."""
-    from torch.distributed.tensor import DTensor
-
-    tensor = tensors[item.index.fqn]
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-class Slot:
-    """One mapped, really allocated shared-memory file that holds a whole snapshot."""
-
-    def __init__(self, path: Path, size_bytes: int) -> None:
-        """Allocate the file.
+        Args:
+            run: Id of the run.
+            tensors: The state; only its counters and shards are ever copied.
+            place: Which shard this rank holds.
 
         Raises:
-            RunError: /dev/shm cannot hold it.
+            RunError: The missing slots would not fit into memory.
         """
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._finish_copy(wait=True)
+        local = _shards(tensors)
+        layout = make_layout(local, place)
+        if (run, layout) != (self._run, self._layout):
+            self._release()
+            self._run, self._layout = run, layout
+            self._owner = Owner(self.directory)
+            self._adopt_existing()
+            missing = self._count - len(self._slots)
+            slots.check_memory(
+                needed_bytes=missing * layout.size_bytes, ranks=self._ranks_per_node, slots=self._count
+            )
+        self._copier = Copier([local[piece.name] for piece in layout.pieces], layout, self._device)
+
+    def inventory(self) -> list[Mark]:
+        """Return what this node holds of the rank's shard: whole snapshots of this run and layout."""
+        found = (slot.mark() for slot in self._reachable())
+        return [mark for mark in found if mark is not None]
+
+    def load(self, mark: Mark) -> list[float]:
+        """Copy a snapshot back into the state, and check every tensor where it then is.
+
+        Returns:
+            Its notes.
+
+        Raises:
+            CheckpointError: No whole slot holds it, or a tensor is not what was once copied.
+        """
+        assert self._copier is not None
+        slot = next((slot for slot in self._reachable() if slot.mark() == mark), None)
+        if slot is None:
+            raise CheckpointError(f"{self.directory}: the snapshot of step {mark.step} is gone")
+        slot.pin()
         try:
-            os.posix_fallocate(descriptor, 0, size_bytes)
-            self._map = mmap.mmap(descriptor, size_bytes)
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            free = os.statvfs(path.parent)
-            raise RunError(
-                f"{path.parent}={free.f_bavail * free.f_frsize / 2**30:.1f} GiB free: a snapshot of this "
-                f"rank needs {size_bytes / 2**30:.1f} GiB ({error.strerror}); give the pod a larger "
-                "/dev/shm or use more ranks"
-            ) from error
+            if self._device.type == "cuda":
+                slot.lock_pages()
+            changed, notes = self._copier.load(slot), slot.notes().tolist()
         finally:
-            os.close(descriptor)
-        self.buffer = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._locked = False
+            slot.unlock()
+        if changed:
+            raise CheckpointError(f"{slot.path}: {changed[0]}: its fingerprint is not the recorded one")
+        return list(notes)
 
-    def lock_pages(self) -> None:
-        """Page-lock the memory for the GPU: copies run at 55 GB/s instead of 7."""
-        result = torch.cuda.cudart().cudaHostRegister(self.buffer.data_ptr(), self.buffer.nbytes, 0)
-        if int(result) != 0:
-            raise RunError(f"{self.path}: cudaHostRegister failed with {result}; raise the memlock limit")
-        self._locked = True
+    def forget_dead(self, ancestry: Ancestry) -> None:
+        """Invalidate slots of states that are no longer part of the run."""
+        for slot in self._slots:
+            mark = slot.mark()
+            if mark is None or not ancestry.holds(mark.lineage, mark.step):
+                slot.invalidate()
+            self._contents[slot] = slot.mark() or EMPTY
+        slots.sweep_other_meshes(self._run, self._node, shards=self.layout.place.shards)
 
-    def view(self, piece: Piece) -> Tensor:
-        """Return the slot's memory of one tensor."""
-        raw = self.buffer[piece.offset : piece.offset + piece.size_bytes]
-        return raw.view(piece.dtype).view(piece.shape)
+    @property
+    def can_set_up_at_once(self) -> bool:
+        """Whether set-up is quick enough for the way to the first step: there are no pages to lock."""
+        return self._device.type != "cuda"
 
-    def mark(self, which: slice, value: Tensor) -> None:
-        self.buffer[which].view(torch.int64).copy_(value, non_blocking=True)
-
-    def close(self) -> None:
-        """Unlock, and remove the file; the memory goes with the last process that maps it."""
-        if self._locked:
-            torch.cuda.cudart().cudaHostUnregister(self.buffer.data_ptr())
-            self._locked = False
-        self.path.unlink(missing_ok=True)
-
-
-class Snapshotter:
-    """Copies the state of one rank into a slot without holding up the host."""
-
-    def __init__(self, slot: Slot, layout: Layout, *, device: torch.device) -> None:
-        self.slot = slot
-        self._layout = layout
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._copied: torch.cuda.Event | None = None
-        if self._stream is not None:
-            slot.lock_pages()
-
-    def take(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Copy the state; on a GPU this only queues the copy."""
-        if self._stream is None:
-            self._copy(tensors, torch.tensor([step]))
+    def set_up(self) -> None:
+        """Make what is missing; on a GPU in a thread, since page locks take seconds."""
+        if self._setup is not None:
             return
-        mark = torch.tensor([step], pin_memory=True).to(self._stream.device, non_blocking=True)
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            self._copy(tensors, mark)
-            mark.record_stream(self._stream)
-            self._copied = self._stream.record_event()
+        executor = ThreadPoolExecutor(1, "snapshot-setup")
+        self._setup = executor.submit(self._make_ready)
+        executor.shutdown(wait=False)
+        if self._device.type != "cuda":
+            self._setup.result()
+
+    def ready(self) -> bool:
+        """Say whether snapshots can be taken.
+
+        Raises:
+            RunError: Set-up has failed.
+        """
+        if self._setup is None or not self._setup.done():
+            return False
+        self._setup.result()
+        return True
+
+    def wait_ready(self) -> None:
+        """Wait until snapshots can be taken."""
+        self.set_up()
+        assert self._setup is not None
+        self._setup.result()
+
+    def take(self, mark: Mark, notes: Tensor) -> bool:
+        """Copy the state; on a GPU this only queues the copy.
+
+        Args:
+            mark: What the state is.
+            notes: `slots.NOTES` fp64 numbers on the device, such as the loss of the step.
+
+        Returns:
+            False if no slot is free.
+        """
+        assert self._copier is not None
+        self._finish_copy(wait=False)
+        slot = self._free_slot()
+        if slot is None:
+            self.skipped += 1
+            self._events.emit("snapshot", step=mark.step, status="skipped", skipped=self.skipped)
+            return False
+        self._copier.copy(slot, mark, notes)
+        self._contents[slot], self._writing = mark, slot
+        self._finish_copy(wait=False)
+        return True
 
     def before_optimizer_step(self) -> None:
         """Let the GPU, not the host, wait until the last copy is done."""
-        if self._copied is not None:
-            torch.cuda.current_stream().wait_event(self._copied)
-            self._copied = None
+        if self._copier is not None:
+            self._copier.fence()
+        self.open_to_readers()
 
-    def _copy(self, tensors: Mapping[str, Tensor], mark: Tensor) -> None:
-        self.slot.mark(_BEGIN, mark)
-        for piece in self._layout.pieces:
-            source = local_tensor(tensors, piece.item)
-            self.slot.view(piece).copy_(source, non_blocking=True)
-        self.slot.mark(_COMPLETE, mark)
+    def open_to_readers(self) -> None:
+        """Let readers into the slot of the last snapshot if its copy is done."""
+        self._finish_copy(wait=False)
 
+    def hold(self, mark: Mark, notes: Tensor) -> Path | None:
+        """Keep a step's snapshot until `release`, taking it if need be; None if no slot is free."""
+        slot = self._slot_of(mark)
+        if slot is None:
+            slot = self._slot_of(mark) if self.take(mark, notes) else None
+        self._held = slot
+        return slot.path if slot else None
 
-class SlotReader:
-    """A slot as another process sees it."""
+    def release(self) -> None:
+        self._held = None
 
-    def __init__(self, path: Path) -> None:
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
-        self.buffer = torch.frombuffer(self._map, dtype=torch.uint8)
+    def costs_seconds(self) -> list[float]:
+        """Return, once, by how long each snapshot since the last call has held up training."""
+        return self._copier.costs_seconds() if self._copier is not None else []
 
-    def wait_complete(self, step: int, *, deadline: float) -> None:
-        """Wait until the slot holds all of `step`.
+    def close(self, *, sweep: bool) -> None:
+        """Let go of the slots.
 
         Args:
-            step: Step whose snapshot was queued.
-            deadline: Time (seconds since the epoch) after which to give up.
+            sweep: Remove them: the run is over.
         """
-        while self._mark(_COMPLETE) != step or self._mark(_BEGIN) != step:
-            if time.time() > deadline:
-                raise CheckpointError(
-                    f"snapshot of step {step} incomplete at its deadline: the slot holds begin="
-                    f"{self._mark(_BEGIN)} complete={self._mark(_COMPLETE)}"
-                )
-            time.sleep(0.002)
+        if self._layout is None:
+            return
+        directory = self.directory
+        self._finish_copy(wait=True)
+        self._release()
+        if sweep:
+            slots.sweep(directory)
 
-    def tensor(self, piece: Piece) -> Tensor:
-        raw = self.buffer[piece.offset : piece.offset + piece.size_bytes]
-        return raw.view(piece.dtype).view(piece.shape)
+    def _adopt_existing(self) -> None:
+        wanted = slots.describe(self._run, self.layout)
+        for path in (self._path(number) for number in range(self._count)):
+            if slots.fits(path, self.layout, wanted):
+                self._slots.append(Slot(path, self.layout))
+            elif path.exists():
+                reason = "is truncated, or a slot of another run or model"
+                self._events.emit("refused", source=str(path), tier="memory", reason=reason)
+        self._contents = {slot: slot.mark() or EMPTY for slot in self._slots}
 
-    def _mark(self, which: slice) -> int:
-        return int(self.buffer[which].view(torch.int64))
+    def _reachable(self) -> list[Slot]:
+        """Return the rank's own slots, and those of HSDP copies of its shard on this node."""
+        own = {slot.path for slot in self._slots}
+        wanted = slots.describe(self._run, self.layout)
+        others = [
+            Slot(path, self.layout)
+            for path in slots.slots_of_shard(self._run, self._node, self.layout)
+            if path not in own and slots.fits(path, self.layout, wanted)
+        ]
+        return [*self._slots, *others]
+
+    def _make_ready(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        descriptor = slots.describe(self._run, self.layout)
+        own = {slot.path for slot in self._slots}
+        for path in (self._path(number) for number in range(self._count)):
+            if path not in own:
+                slot = Slot.make(path, self.layout, descriptor)
+                slot.invalidate()
+                self._slots.append(slot)
+                self._contents[slot] = EMPTY
+        if self._device.type == "cuda":
+            for slot in self._slots:
+                slot.lock_pages()
+
+    def _path(self, number: int) -> Path:
+        return self.directory / f"{number}.slot"
+
+    def _slot_of(self, mark: Mark) -> Slot | None:
+        return next((slot for slot in self._slots if self._contents[slot] == mark), None)
+
+    def _free_slot(self) -> Slot | None:
+        oldest_first = sorted(self._slots, key=lambda slot: self._contents[slot].step)
+        free = oldest_first[:-_PROTECTED] if self._count > _PROTECTED else oldest_first
+        usable = (slot for slot in free if slot is not self._held)
+        return next((slot for slot in usable if slot.try_lock()), None)
+
+    def _finish_copy(self, *, wait: bool) -> None:
+        """Open the slot of the last copy to readers once the copy is done."""
+        if self._writing is None:
+            return
+        assert self._copier is not None
+        if self._copier.is_done(wait=wait):
+            self._writing.unlock()
+            self._writing = None
+
+    def _release(self) -> None:
+        if self._setup is not None:
+            self._setup.result()
+            self._setup = None
+        self._copier = None
+        for slot in self._slots:
+            slot.close()
+        self._slots, self._contents, self._held = [], {}, None
+        if self._owner is not None:
+            self._owner.release()
+            self._owner = None
+
+
+def _shards(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what is copied: the counters are in the mark."""
+    shards = {name: tensor for name, tensor in tensors.items() if name not in ("step", "position")}
+    local = local_tensors(shards)
+    scattered = [name for name, tensor in local.items() if not tensor.is_contiguous()]
+    if scattered:
+        raise RunError(f"{scattered[0]}: its shard is not contiguous; snapshots need that")
+    return local

@@ -47,12 +47,18 @@ class TrainState:
         found["position"] = torch.tensor(self.position, dtype=torch.int64)
         return found
 
-    def adopt(self, tensors: dict[str, Tensor]) -> None:
-        """Take the counters from tensors that a load has filled; the shards were filled in place."""
-        self.step = int(tensors["step"])
-        self.position = int(tensors["position"])
+    def adopt(self, *, step: int, position: int) -> None:
+        """Take the counters of a state whose shards were filled in place."""
+        self.step, self.position = step, position
         for parameter in self.parameters.values():
             self.optimizer.state[parameter]["step"].fill_(self.step)
+
+    def clear(self) -> None:
+        """Return to step 0; parameters are left as they are."""
+        self.adopt(step=0, position=0)
+        for moments in self.optimizer.state.values():
+            moments["exp_avg"].zero_()
+            moments["exp_avg_sq"].zero_()
 
 
 def make_state(model: nn.Module, config: OptimizerConfig, *, device: torch.device) -> TrainState:

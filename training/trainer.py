@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,8 @@ from training.data import Batch, BatchReader, ValidationReader
 from training.errors import RunError
 from training.events import EventLog
 from training.faults import FaultPlan
+from training.layout import Place, place_in
+from training.ledger import SampleLedger
 from training.restart import Attempt, RankMonitor
 from training.shards import TokenStore
 from training.state import make_state
@@ -43,9 +46,10 @@ class StepMetrics:
     """What a step leaves on the device; read a step later."""
 
     step: int
-    learning_rate: float
+    notes: Tensor
+    """On the device: [summed loss of all ranks, gradient norm], fp64."""
     values: Tensor
-    """Pinned host memory: [summed loss of all ranks, gradient norm], fp64."""
+    """Pinned host memory: the same two and the checkpointer's signals, fp64."""
     ready: torch.cuda.Event | None
 
 
@@ -75,7 +79,8 @@ class Trainer:
             self._task = self._build_task(mesh)
             self.state = make_state(self._task.model, config.optimizer, device=device)
         with events.span("load"):
-            self._restore_or_initialize()
+            self._restore_or_initialize(place_in(mesh))
+        self._ledger = SampleLedger(checkpointer.run_dir, lineage=checkpointer.lineage, rank=self._rank)
         self._batches = self._open_batches(training_store)
         self._validation = self._open_validation(validation_store)
         self._throughput = self._make_throughput()
@@ -105,6 +110,7 @@ class Trainer:
 
     def close(self) -> None:
         self._batches.close()
+        self._ledger.close()
         if self._validation is not None:
             self._validation.close()
 
@@ -120,12 +126,16 @@ class Trainer:
         task.train()
         return task
 
-    def _restore_or_initialize(self) -> None:
+    def _restore_or_initialize(self, place: Place) -> None:
         seed = self.config.training.seed
         weights.initialize(self._task.model, seed=seed, device=self.device, buffers_only=True)
-        if self._checkpointer.restore(self.state) is not None:
+        restored = self._checkpointer.restore(self.state, place)
+        if restored.source is not None:
             if self._rank == 0:
-                logger.info("resumed at step %d", self.state.step)
+                logger.info("resumed at step %d from %s", restored.step, restored.source)
+            if restored.notes:
+                # a fault mostly comes before the metrics of the last step were read
+                self._emit_metrics(restored.step, *restored.notes)
             return
         if self.config.model.weights == "pretrained":
             weights.load_pretrained(self._task.model, self.config.model.source)
@@ -139,17 +149,20 @@ class Trainer:
         loss = self._forward_backward(batch, step)
         norm = self._clip()
         self._faults.at(step=step, rank=self._rank, point="before_optimizer")
-        learning_rate = learning_rate_at(step, self.config.optimizer, self.config.training.steps)
         for group in self.state.optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = self._learning_rate_at(step)
         self._checkpointer.before_optimizer_step()
         self.state.optimizer.step()
         self.state.optimizer.zero_grad()
         self.state.step = step
         self.state.position += self.config.data.global_batch_samples
+        self._ledger.append(step, batch)
+        metrics = self._queue_metrics(step, loss, norm)
+        self._checkpointer.after_optimizer_step(self.state, metrics.notes)
         self._faults.at(step=step, rank=self._rank, point="after_optimizer")
-        previous = self._unread
-        self._unread = self._queue_metrics(step, learning_rate, loss, norm)
+        # on a CPU there is nothing to wait for
+        is_late = self.device.type == "cuda"
+        previous, self._unread = (self._unread, metrics) if is_late else (metrics, None)
         self._read_metrics(previous)
         seconds, tokens = time.time() - start, self._tokens_per_step()
         self._events.emit("step", step=step, start=start, seconds=seconds, tokens=tokens)
@@ -174,43 +187,56 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.state.parameters.values(), maximum)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def _queue_metrics(self, step: int, learning_rate: float, loss: Tensor, norm: Tensor) -> StepMetrics:
-        dist.all_reduce(loss)
-        on_device = torch.stack([loss, norm.double()])
+    def _queue_metrics(self, step: int, loss: Tensor, norm: Tensor) -> StepMetrics:
+        summed = torch.cat([loss.view(1), self._to_device(self._checkpointer.signals())])
+        dist.all_reduce(summed)
+        notes = torch.stack([summed[0], norm.double()])
+        on_device = torch.cat([notes, summed[1:]])
         if self.device.type != "cuda":
-            return StepMetrics(step=step, learning_rate=learning_rate, values=on_device, ready=None)
-        values = torch.empty(2, dtype=torch.float64, pin_memory=True)
+            return StepMetrics(step=step, notes=notes, values=on_device, ready=None)
+        values = torch.empty(len(on_device), dtype=torch.float64, pin_memory=True)
         values.copy_(on_device, non_blocking=True)
         ready = torch.cuda.current_stream().record_event()
-        return StepMetrics(step=step, learning_rate=learning_rate, values=values, ready=ready)
+        return StepMetrics(step=step, notes=notes, values=values, ready=ready)
+
+    def _to_device(self, values: Sequence[float]) -> Tensor:
+        """Copy numbers to the device without waiting for it."""
+        on_host = torch.tensor(values, dtype=torch.float64, pin_memory=self.device.type == "cuda")
+        return on_host.to(self.device, non_blocking=True)
 
     def _read_metrics(self, metrics: StepMetrics | None) -> None:
         if metrics is None:
             return
         if metrics.ready is not None:
             metrics.ready.synchronize()
-        loss_sum, norm = metrics.values.tolist()
-        loss = loss_sum / self._tokens_per_step()
-        self._events.emit(
-            "metrics",
-            step=metrics.step,
-            loss=loss,
-            gradient_norm=norm,
-            learning_rate=metrics.learning_rate,
-        )
+        loss_sum, norm, *signals = metrics.values.tolist()
+        self._checkpointer.learn(metrics.step, signals)
+        self._emit_metrics(metrics.step, loss_sum, norm)
         last = metrics.step == self.config.training.steps
         if self._rank == 0 and (last or metrics.step % self.config.training.log_every_steps == 0):
-            self._log(metrics, loss, norm)
+            self._log(metrics.step, loss_sum / self._tokens_per_step(), norm)
 
-    def _log(self, metrics: StepMetrics, loss: float, norm: float) -> None:
+    def _emit_metrics(self, step: int, loss_sum: float, norm: float) -> None:
+        self._events.emit(
+            "metrics",
+            step=step,
+            loss=loss_sum / self._tokens_per_step(),
+            gradient_norm=norm,
+            learning_rate=self._learning_rate_at(step),
+        )
+
+    def _learning_rate_at(self, step: int) -> float:
+        return learning_rate_at(step, self.config.optimizer, self.config.training.steps)
+
+    def _log(self, step: int, loss: float, norm: float) -> None:
         logger.info(
             "step %d/%d  loss %.4f  grad %.3f  lr %.2e  %s",
-            metrics.step,
+            step,
             self.config.training.steps,
             loss,
             norm,
-            metrics.learning_rate,
-            self._throughput.report(metrics.step),
+            self._learning_rate_at(step),
+            self._throughput.report(step),
         )
 
     def _save(self, *, last: bool) -> None:

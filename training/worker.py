@@ -62,9 +62,7 @@ class Worker:
         self._events.span_since("imports", born)
         self._entered = time.time()
         self._monitor = RankMonitor()
-        self._checkpointer = Checkpointer(
-            config.checkpoint, run_dir, device=self.device, events=self._events, node=node
-        )
+        self._checkpointer = Checkpointer(config, run_dir, device=self.device, events=self._events, node=node)
         self._faults = FaultPlan(config.rehearsal.faults, directory=run_dir / "faults", events=self._events)
 
     def run(self) -> None:

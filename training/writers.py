@@ -1,6 +1,6 @@
 """Three ways to write a checkpoint behind one small interface.
 
-    HoldfastWriter   snapshot into shared memory, written by NVRx's persistent worker (default)
+    HoldfastWriter   a held snapshot, written by NVRx's persistent worker (default)
     NvrxTorchWriter  NVRx TorchAsyncCheckpoint(persistent_queue=True): the field's way, GPU only
     DcpSyncWriter    torch's dcp.save on the training thread: the synchronous baseline
 
@@ -11,8 +11,6 @@ rank.
 from __future__ import annotations
 
 import logging
-import os
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +26,9 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.tensor import DTensor
 
 from training import commit, drain
-from training.drain import Save, ShardRequest
+from training.drain import Outcome, Save, ShardRequest
 from training.errors import CheckpointError, ConfigError
-from training.events import EventLog
-from training.snapshot import SHARED_MEMORY, Layout, Slot, Snapshotter, make_layout
+from training.snapshot import Snapshots
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +39,11 @@ class Writer(Protocol):
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
         """Set up before the first step of an attempt; may use collectives."""
 
-    def begin(self, save: Save, tensors: Mapping[str, Tensor]) -> None:
-        """Start a save; returns as soon as the tensors may change after `before_optimizer_step`."""
+    def begin(self, save: Save, tensors: Mapping[str, Tensor], notes: Tensor) -> bool:
+        """Start a save of the state as it is now; False if there is no memory for it."""
 
-    def before_optimizer_step(self) -> None:
-        """Order the next change of the tensors behind a copy that is still running."""
-
-    def settled(self) -> bool:
-        """Return whether this rank's part of the last save has ended, well or not."""
+    def outcome(self) -> Outcome | None:
+        """Return how this rank's part of the last save has ended, None while it goes on."""
 
     def abandon(self) -> None:
         """Give the last save up."""
@@ -59,18 +53,17 @@ class Writer(Protocol):
 
 
 class HoldfastWriter:
-    """Snapshot on the training thread, everything else in NVRx's persistent worker."""
+    """Holds a snapshot on the training thread; all else is done by NVRx's persistent worker."""
 
-    def __init__(self, run_dir: Path, *, device: torch.device, events: EventLog, node: str) -> None:
-        self._run_dir, self._device, self._events, self._node = run_dir, device, events, node
+    def __init__(self, snapshots: Snapshots, *, node: str) -> None:
+        self._snapshots, self._node = snapshots, node
         self._queue: Any = None
         self._plan: SavePlan | None = None
         self._metadata: Metadata | None = None
-        self._layout: Layout | None = None
-        self._snapshotter: Snapshotter | None = None
+        self._request: ShardRequest | None = None
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Make the plan, the slot and the worker; a later attempt at the same shapes keeps them."""
+        """Make the plan, and the worker, which a later attempt keeps."""
         planner = DefaultSavePlanner()
         planner.set_up_planner(dict(tensors), is_coordinator=dist.get_rank() == 0)
         plans: list[Any] = [None] * dist.get_world_size()
@@ -82,60 +75,59 @@ class HoldfastWriter:
             storage_data=FileSystemWriter("").prepare_global_plan(plans)[dist.get_rank()].storage_data,
         )
         self._metadata = metadata if dist.get_rank() == 0 else None
-        layout = make_layout(self._plan, tensors)
-        if self._snapshotter is None or self._layout != layout:
-            self._make_slot(layout)
         if self._queue is None:
             self._start_worker()
 
-    def begin(self, save: Save, tensors: Mapping[str, Tensor]) -> None:
-        assert self._snapshotter is not None and self._plan is not None and self._layout is not None
+    def begin(self, save: Save, tensors: Mapping[str, Tensor], notes: Tensor) -> bool:
+        assert self._plan is not None
         if not self._worker_alive():
             logger.warning("checkpoint worker died: started again (costs seconds of this save)")
             self._restart_worker()
-        self._snapshotter.take(tensors, save.step)
-        request = ShardRequest(
+        self._snapshots.wait_ready()
+        slot_path = self._snapshots.hold(save.mark, notes)
+        if slot_path is None:
+            return False
+        self._request = ShardRequest(
             save=save,
             shard=dist.get_rank(),
-            slot_path=self._snapshotter.slot.path,
-            layout=self._layout,
+            slot_path=slot_path,
+            layout=self._snapshots.layout,
             plan=self._plan,
             metadata=self._metadata,
-            run_dir=self._run_dir,
             node=self._node,
         )
-        self._schedule(drain.drain, request)
+        self._schedule(drain.drain, self._request)
+        return True
 
-    def before_optimizer_step(self) -> None:
-        if self._snapshotter is not None:
-            self._snapshotter.before_optimizer_step()
-
-    def settled(self) -> bool:
-        if self._queue is None or self._queue.get_num_unfinalized_calls() == 0:
-            return True
+    def outcome(self) -> Outcome | None:
+        assert self._request is not None
+        # opens the slot to the worker once the copy on the GPU is done
+        self._snapshots.open_to_readers()
         self._queue.maybe_finalize_async_calls(blocking=False, no_dist=True)
+        request = self._request
+        if self._queue.get_num_unfinalized_calls() == 0:
+            step = request.save.step
+            found = drain.read_outcome(request.slot_path, step)
+            return self._ended(found or Outcome(step=step, failure="its worker left no outcome"))
         # a dead worker never answers: NVRx would wait for ever (Megatron-LM#6970)
-        return self._queue.get_num_unfinalized_calls() == 0 or not self._worker_alive()
+        if not self._worker_alive():
+            return self._ended(Outcome(step=request.save.step, failure="its worker died"))
+        return None
 
     def abandon(self) -> None:
-        if self._queue is not None and self._queue.get_num_unfinalized_calls():
+        if self._queue.get_num_unfinalized_calls():
             self._restart_worker()
+        self._snapshots.release()
 
     def close(self) -> None:
         if self._queue is not None:
-            self._queue.close(abort=not self.settled())
+            running = self._queue.get_num_unfinalized_calls() and self._worker_alive()
+            self._queue.close(abort=bool(running))
             self._queue = None
-        if self._snapshotter is not None:
-            self._snapshotter.slot.close()
-            self._snapshotter = None
 
-    def _make_slot(self, layout: Layout) -> None:
-        if self._snapshotter is not None:
-            self._snapshotter.slot.close()
-        name = f"holdfast-{os.getpid()}-{time.monotonic_ns()}.slot"
-        slot = Slot(SHARED_MEMORY / name, layout.size_bytes)
-        self._snapshotter = Snapshotter(slot, layout, device=self._device)
-        self._layout = layout
+    def _ended(self, outcome: Outcome) -> Outcome:
+        self._snapshots.release()
+        return outcome
 
     def _start_worker(self) -> None:
         from nvidia_resiliency_ext.checkpointing.async_ckpt.core import AsyncCallsQueue
@@ -165,7 +157,10 @@ class DcpSyncWriter:
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
         """Need nothing."""
 
-    def begin(self, save: Save, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self) -> None:
+        self._step = 0
+
+    def begin(self, save: Save, tensors: Mapping[str, Tensor], notes: Tensor) -> bool:
         dcp.save(dict(tensors), checkpoint_id=save.directory)
         rank = dist.get_rank()
         own = sorted(path.name for path in save.directory.glob(f"__{rank}_*.distcp"))
@@ -175,12 +170,11 @@ class DcpSyncWriter:
             metadata = commit.hash_files(save.directory, [".metadata"])
             drain.publish(save, files=drain.await_files(save) | metadata, format_="dcp")
         dist.barrier()
-
-    def before_optimizer_step(self) -> None:
-        """Nothing runs beside the training thread."""
-
-    def settled(self) -> bool:
+        self._step = save.step
         return True
+
+    def outcome(self) -> Outcome | None:
+        return Outcome(step=self._step)
 
     def abandon(self) -> None:
         """Nothing is ever left running."""
@@ -209,7 +203,7 @@ class NvrxTorchWriter:
         if self._checkpoint is None:
             self._checkpoint = TorchAsyncCheckpoint(persistent_queue=True)
 
-    def begin(self, save: Save, tensors: Mapping[str, Tensor]) -> None:
+    def begin(self, save: Save, tensors: Mapping[str, Tensor], notes: Tensor) -> bool:
         save.directory.mkdir(parents=True, exist_ok=True)
         # contiguous clones: a view would pickle the whole storage behind it
         local = {
@@ -218,21 +212,18 @@ class NvrxTorchWriter:
         }
         self._save = save
         self._checkpoint.async_save(local, save.directory / rank_file(dist.get_rank()))
+        return True
 
-    def before_optimizer_step(self) -> None:
-        """`async_save` returns after its copy."""
-
-    def settled(self) -> bool:
-        if self._save is None:
-            return True
+    def outcome(self) -> Outcome | None:
+        assert self._save is not None
         self._checkpoint.finalize_async_save(blocking=False, no_dist=True)
         if self._checkpoint._get_async_calls_queue().get_num_unfinalized_calls():
-            return False
+            return None
         save, self._save = self._save, None
         drain.leave_result(save, dist.get_rank(), files=[rank_file(dist.get_rank())], results=[])
         if dist.get_rank() == 0:
             drain.publish(save, files=drain.await_files(save), format_="torch")
-        return True
+        return Outcome(step=save.step)
 
     def abandon(self) -> None:
         self._save = None

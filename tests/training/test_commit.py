@@ -19,17 +19,17 @@ from training.errors import CheckpointError
 _EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
 
 
-def write_partial(root: Path, step: int, attempt: str) -> Manifest:
-    directory = commit.partial_path(root, step, attempt)
+def write_partial(root: Path, step: int, lineage: str) -> Manifest:
+    directory = commit.partial_path(root, step, lineage)
     directory.mkdir(parents=True)
     for name in ("__0_0.distcp", "__1_0.distcp"):
-        (directory / name).write_bytes(f"{name} of {step} by {attempt}".encode() * 1000)
+        (directory / name).write_bytes(f"{name} of {step} by {lineage}".encode() * 1000)
     files = commit.hash_files(directory, ["__0_0.distcp", "__1_0.distcp"])
-    return Manifest(attempt=attempt, step=step, position=step * 8, world_size=2, format="dcp", files=files)
+    return Manifest(lineage=lineage, step=step, position=step * 8, world_size=2, format="dcp", files=files)
 
 
-def commit_step(root: Path, step: int, *, attempt: str = "a", keep: int = 2) -> Path:
-    return commit.commit(root, write_partial(root, step, attempt), keep=keep)
+def commit_step(root: Path, step: int, *, lineage: str = "a", keep: int = 2) -> Path:
+    return commit.commit(root, write_partial(root, step, lineage), keep=keep)
 
 
 def commit_and_die(root: Path, manifest: Manifest, point: int) -> None:
@@ -54,7 +54,7 @@ def visible_steps(root: Path) -> list[int]:
 def test_every_kill_during_a_commit_leaves_whole_checkpoints(tmp_path: Path) -> None:
     point = survived = 0
     while True:
-        # GIVEN two committed checkpoints, an orphan of another attempt, and a third about to be committed
+        # GIVEN two committed checkpoints, an orphan of another lineage, and a third about to be committed
         root = tmp_path / str(point)
         commit_step(root, 10)
         commit_step(root, 20)
@@ -74,7 +74,7 @@ def test_every_kill_during_a_commit_leaves_whole_checkpoints(tmp_path: Path) -> 
         for path in commit.committed_checkpoints(root):
             commit.verify(path)
         # and a later commit cleans up
-        commit_step(root, 40, attempt="b")
+        commit_step(root, 40, lineage="b")
         assert visible_steps(root)[0] == 40
         leftovers = [path.name for path in root.iterdir() if path.name.startswith((".step", ".doomed"))]
         assert not leftovers
@@ -89,10 +89,10 @@ def test_retention_keeps_the_newest(tmp_path: Path) -> None:
     assert (tmp_path / "LATEST").read_text() == "step-100000000\n"
 
 
-def test_the_same_step_may_be_committed_again_by_a_later_attempt(tmp_path: Path) -> None:
-    commit_step(tmp_path, 10, attempt="a")
-    path = commit_step(tmp_path, 10, attempt="b")
-    assert commit.verify(path).attempt == "b"
+def test_the_same_step_may_be_committed_again_by_a_later_lineage(tmp_path: Path) -> None:
+    commit_step(tmp_path, 10, lineage="a")
+    path = commit_step(tmp_path, 10, lineage="b")
+    assert commit.verify(path).lineage == "b"
 
 
 def flip_bit(path: Path) -> None:

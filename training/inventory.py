@@ -1,0 +1,82 @@
+"""What a run could be restored from, and in which order: pure functions of what all ranks report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from training import commit
+from training.errors import CheckpointError
+from training.lineage import Ancestry, name_of
+from training.slots import Mark
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A whole state of the run."""
+
+    tier: Literal["memory", "durable"]
+    step: int
+    lineage: str
+    """As in names; empty if it cannot be told."""
+    mark: Mark | None = None
+    path: Path | None = None
+    refusal: str = ""
+    """Why it is not used; empty if nothing is known against it."""
+
+    def __str__(self) -> str:
+        return str(self.path) if self.path else f"memory, step {self.step}"
+
+
+def memory_sources(inventories: Sequence[Sequence[Mark]], ancestry: Ancestry) -> list[Source]:
+    """Return every snapshot that is held by some rank; refuse those that not all ranks can have.
+
+    Args:
+        inventories: Whole snapshots of its own shard that each rank can reach.
+        ancestry: What is live.
+    """
+    held = sorted({mark for marks in inventories for mark in marks}, key=lambda mark: mark.step)
+    return [
+        Source(
+            tier="memory",
+            step=mark.step,
+            lineage=name_of(mark.lineage),
+            mark=mark,
+            refusal=_memory_refusal(mark, inventories, ancestry),
+        )
+        for mark in held
+    ]
+
+
+def durable_sources(root: Path, ancestry: Ancestry) -> list[Source]:
+    """Return every committed checkpoint; refuse those of a state that the run has left."""
+    return [_durable_source(path, ancestry) for path in commit.committed_checkpoints(root)]
+
+
+def newest_first(sources: Iterable[Source]) -> list[Source]:
+    """Return what may be used: newest step first, memory before storage."""
+    usable = (source for source in sources if not source.refusal)
+    return sorted(usable, key=lambda source: (source.step, source.tier == "memory"), reverse=True)
+
+
+def _memory_refusal(mark: Mark, inventories: Sequence[Sequence[Mark]], ancestry: Ancestry) -> str:
+    if not ancestry.holds(mark.lineage, mark.step):
+        return f"the run has left lineage {name_of(mark.lineage)} before step {mark.step}"
+    missing = [rank for rank, marks in enumerate(inventories) if mark not in marks]
+    return f"ranks {missing} have no whole snapshot of it" if missing else ""
+
+
+def _durable_source(path: Path, ancestry: Ancestry) -> Source:
+    step = commit.step_of(path)
+    try:
+        lineage = commit.read_manifest(path).lineage
+    except CheckpointError as error:
+        return Source(tier="durable", step=step, lineage="", path=path, refusal=str(error))
+    refusal = ""
+    # a checkpoint that was copied here from another run is nobody's rejected state
+    known = {name_of(found.id): found.id for found in ancestry.lineages}
+    if lineage in known and not ancestry.holds(known[lineage], step):
+        refusal = f"the run has left lineage {lineage} before step {step}"
+    return Source(tier="durable", step=step, lineage=lineage, path=path, refusal=refusal)
