@@ -166,6 +166,10 @@ class Checkpointer:
         self._begin(state)
         return True
 
+    def has_begun(self, step: int) -> bool:
+        """Return whether this attempt has started the checkpoint of `step`."""
+        return self._begun_step == step
+
     def finalize(self) -> list[int]:
         """Wait, up to its deadline, until the previous save has ended on all ranks.
 

@@ -93,8 +93,11 @@ class Trainer:
                 self.run_step()
                 attempt.ping()
                 if self._evaluation_is_due():
-                    self._evaluate()
+                    self._evaluate(attempt)
             self._read_metrics(self._unread)
+        if not self._checkpointer.has_begun(self.state.step):
+            # killed after the last step and before its checkpoint: the state came back from memory alone
+            self._save(last=True)
         with (
             attempt.unwatched(),
             self._monitor.section("checkpoint"),
@@ -251,7 +254,7 @@ class Trainer:
         return bool(every and self._validation is not None and self.state.step % every == 0)
 
     @torch.no_grad()
-    def _evaluate(self) -> None:
+    def _evaluate(self, attempt: Attempt) -> None:
         assert self._validation is not None
         with self._events.span("evaluate", step=self.state.step), self._monitor.section("step"):
             self._task.eval()
@@ -260,6 +263,7 @@ class Trainer:
                 for micro_batch in batch.tokens:
                     totals[0] += self._task(micro_batch.to(self.device, non_blocking=True))
                     totals[1] += micro_batch[:, 1:].numel()
+                attempt.ping()
             dist.all_reduce(totals)
             models.reshard(self._task)
             self._task.train()
