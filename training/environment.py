@@ -8,8 +8,10 @@ manifest, rehearse         HOLDFAST_NODE_INDEX      launch           0, 1, ... s
 manifest (status.podIP)    HOLDFAST_ADDRESS         launch           address that peers reach
 manifest                   HOLDFAST_GRACE_SECONDS   launch           SIGTERM to SIGKILL; below the pod's
 rehearse                   HOLDFAST_REHEARSAL       ranks            "1": planned faults are live
+people                     HOLDFAST_WARM_WORKERS    launch, agent    "0": no fork server; starts take longer
 launch                     HOLDFAST_EXIT_FILE       ranks            see `leave_exit_code`
 launch                     HOLDFAST_ROUND_FILE      agent            round that this node last worked in
+control                    HOLDFAST_CONTROL_FAILURES  control        its failures in a row
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ WARM_WORKERS = "HOLDFAST_WARM_WORKERS"
 REHEARSAL = "HOLDFAST_REHEARSAL"
 EXIT_FILE = "HOLDFAST_EXIT_FILE"
 ROUND_FILE = "HOLDFAST_ROUND_FILE"
+CONTROL_FAILURES = "HOLDFAST_CONTROL_FAILURES"
 
 _SOCKET_BASE_CHARACTERS = 30
 
