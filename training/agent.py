@@ -13,6 +13,7 @@ from pathlib import Path
 
 from training import environment
 from training.config import load_recipe
+from training.errors import HoldfastError
 from training.events import EventLog
 from training.fork_server import ForkServer, serve
 
@@ -20,7 +21,17 @@ EXIT_CONTROL_RETURNED = 75
 
 
 def main(arguments: list[str]) -> int:
-    """Be a fork server or a launcher."""
+    """Be a fork server or a launcher; print errors that people can act on without a traceback."""
+    try:
+        return _run(arguments)
+    except HoldfastError as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)  # noqa: T201
+        environment.leave_exit_code(error.exit_code)
+        return error.exit_code
+
+
+def _run(arguments: list[str]) -> int:
     command, *rest = arguments
     if command == "serve":
         recipe, descriptor = rest

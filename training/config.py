@@ -231,6 +231,9 @@ class RecoveryConfig:
     """In-job layer: longest time outside set-up, step and checkpoint."""
     maximum_restarts: Positive = 1000
     """In-job layer: restarts of the whole run."""
+    maximum_same_step_failures: Positive = 3
+    """Times that a rank may raise the same exception in the same step, over all layers' restarts, until
+    the run ends with 65 and is not retried."""
 
     @property
     def in_process(self) -> bool:

@@ -8,9 +8,11 @@ manifest, rehearse         HOLDFAST_NODE_INDEX      launch           0, 1, ... s
 manifest (status.podIP)    HOLDFAST_ADDRESS         launch           address that peers reach
 manifest                   HOLDFAST_GRACE_SECONDS   launch           SIGTERM to SIGKILL; below the pod's
 rehearse                   HOLDFAST_REHEARSAL       ranks            "1": planned faults are live
+people                     HOLDFAST_WARM_WORKERS    launch, agent    "0": no fork server; starts take longer
 launch                     HOLDFAST_EXIT_FILE       ranks            see `leave_exit_code`
 launch                     HOLDFAST_ROUND_FILE      agent            round that this node last worked in
 people                     HOLDFAST_SHARED_MEMORY   ranks            where snapshots lie; default: /dev/shm
+control                    HOLDFAST_CONTROL_FAILURES  control        its failures in a row
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ REHEARSAL = "HOLDFAST_REHEARSAL"
 EXIT_FILE = "HOLDFAST_EXIT_FILE"
 ROUND_FILE = "HOLDFAST_ROUND_FILE"
 SHARED_MEMORY = "HOLDFAST_SHARED_MEMORY"
+CONTROL_FAILURES = "HOLDFAST_CONTROL_FAILURES"
 
 _SOCKET_BASE_CHARACTERS = 30
 

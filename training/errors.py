@@ -3,7 +3,8 @@
 HoldfastError
 ├── ConfigError      a setting is wrong; exit code 64, never retried
 ├── CheckpointError  saved state that should be there cannot be read or written
-└── RunError         the run cannot start or go on (directory in use, too few ranks)
+├── RunError         the run cannot start or go on (directory in use, too few ranks)
+└── SameStepError    a step fails again and again (training/failures.py); exit code 65, never retried
 
 Exit codes follow `sysexits.h`, so a Kubernetes podFailurePolicy can tell them apart.
 """

@@ -3,9 +3,10 @@
 Files lie under `RUN_DIR/events/`. A line is written by one `write` call on a file opened for append,
 so a SIGKILL loses at most the line being written; `read_events` skips a torn last line.
 
-Every line holds `time` (seconds since the epoch), `event`, `role` (`rank`, `launcher`, `control`,
-`rehearsal`), `node`, `pid` and, for ranks, `rank`, `round` (in-job restart that the process belongs
-to) and `iteration` (in-process restart within the process).
+Every line holds `time` (seconds since the epoch), `event`, `role` (`rank`, `writer`, `launcher`,
+`supervisor`, `rehearsal`), `node`, `pid` and, for ranks, `rank`, `round` (in-job restart that the
+process belongs to) and `iteration` (in-process restart within the process). A checkpoint's writer is a
+process of its own, and its lines hold `rank`.
 
 Events of a rank:
 
@@ -15,7 +16,8 @@ Events of a rank:
     metrics      what it computed, read from the device a step late: `step`, `loss`, `gradient_norm`,
                  `learning_rate`
     fault        a planned fault is about to hit: `kind`, `step`, `point`
-    exception    the training function ended in an exception: `type`, `message`, `step`
+    exception    the training function ended in an exception: `type`, `message`, and `step`, the one
+                 after the last that was committed or restored (null before that)
     reentry      the in-process layer calls the training function again
     restored     state was loaded: `step`, `source` (memory, durable), `path`, `lineage` that begins,
                  `parent`, `phases` (seconds by name)
@@ -25,9 +27,20 @@ Events of a rank:
     checkpoint   a save changed state: `step`, `status` (snapshot, scheduled, committed, failed)
     evaluation   `step`, `loss`
     done         the run's last step is durable
-Events of a launcher:
+Events of a launcher (training/nvrx_changes.py):
 
-    launch, worker_exit (`rank`, `pid`, `exit_code`, `signal`), round, exit (`exit_code`)
+    round            ranks were started: `round`, `workers` (rank to pid)
+    worker_exit      a rank's process ended: `rank`, `worker_pid`, `exit_code` or `signal`, `stopped` (by us)
+    control_lost     the control store does not answer: `message`
+    control_answers  the same store is heard again after `seconds`
+Events of a supervisor (training/launch.py):
+
+    launch           a launcher is started: `attempt`
+    launcher_exit    it ended: `exit_code`, `signal`
+    exit             the node is done: `exit_code`
+Events of a rehearsal (training/rehearsal/simulation.py):
+
+    process_exit     a node's supervisor or the control store ended: `name`, `exit_code`, `signal`
 """
 
 from __future__ import annotations
@@ -71,9 +84,13 @@ class EventLog:
         self.path = directory / f"{role}-{node}-{os.getpid()}-{time.time_ns()}.jsonl"
         self._common = {"role": role, "node": node, "pid": os.getpid(), **common}
         self._file = self.path.open("ab", buffering=0)
+        self.last_step: int | None = None
+        """Step that was committed or restored last in the current attempt."""
 
     def emit(self, event: str, **fields: Any) -> None:
         """Append one line; `time` may be passed to date an event back."""
+        if event in ("step", "restored"):
+            self.last_step = fields["step"]
         line = {"time": time.time(), "event": event, **self._common, **fields}
         self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 

@@ -5,7 +5,8 @@ of `launch`, so that it survives a killed launcher); the launcher that is forked
 forked from itself, for its ranks. Nothing that holds CUDA is ever forked: the server only imports.
 
 A new process is forked twice, so that its parent is the process that asked for it (which adopts
-orphans): wait status, signals and process groups are as if it had been started there.
+orphans): wait status, signals and process groups are as if it had been started there. No wait of the
+owner is without an end: it is process 1, and any process between can be killed for memory.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from training.errors import EXIT_RETRY
 from training.processes import adopt_orphans
 
 POLL_SECONDS = 0.02
+# From a cold file system, imports take minutes.
+IMPORT_SECONDS = 300.0
+REPLY_SECONDS = 30.0
 _LENGTH_BYTES = 4
 
 log = logging.getLogger(__name__)
@@ -38,7 +42,7 @@ Main = Callable[[list[str]], int]
 
 
 class ForkServerLost(Exception):
-    """The server has died."""
+    """The server has died, cannot fork or does not answer."""
 
 
 class ForkedProcess:
@@ -87,8 +91,9 @@ class ForkedProcess:
 class ForkServer:
     """The owner's side of a server."""
 
-    def __init__(self, connection: socket.socket, pid: int) -> None:
-        self._connection, self.pid = connection, pid
+    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | ForkedProcess) -> None:
+        self._connection, self._process = connection, process
+        self._ready = False
 
     @classmethod
     def start(cls, command: Sequence[str], *, environ: Mapping[str, str]) -> ForkServer:
@@ -102,7 +107,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        return cls(ours, process.pid)
+        return cls(ours, process)
 
     @classmethod
     def fork(cls, main: Main) -> ForkServer:
@@ -114,40 +119,90 @@ class ForkServer:
             ours.close()
             serve(theirs, main)
         theirs.close()
-        return cls(ours, pid)
+        return cls(ours, ForkedProcess(pid, sys.argv))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def has_ended(self) -> bool:
+        """Say whether the server is dead, and reap it."""
+        return self._process.poll() is not None
 
     def spawn(self, arguments: Sequence[str], environ: Mapping[str, str]) -> ForkedProcess:
         """Start a process, in a session of its own; waits for the imports if they are not done yet.
 
         Raises:
-            ForkServerLost: The server is gone.
+            ForkServerLost: The server is gone, does not answer, or cannot fork. It is closed then.
         """
         try:
+            self._await_ready()
+            self._connection.settimeout(REPLY_SECONDS)
             _send(self._connection, {"arguments": list(arguments), "environ": dict(environ)})
-            reply = _receive(self._connection)
-        except OSError as error:
+            return ForkedProcess(self._reply("pid", seconds=REPLY_SECONDS), arguments)
+        except (OSError, ValueError) as error:
+            # Closed, so that a process that comes too late finds nobody to tell, and ends
+            self.close()
             raise ForkServerLost(str(error)) from error
-        if reply is None:
-            raise ForkServerLost("it has ended")
-        return ForkedProcess(int(reply["pid"]), arguments)
 
     def close(self) -> None:
         """End the server; processes that it made live on."""
         self._connection.close()
 
+    def _await_ready(self) -> None:
+        if not self._ready:
+            self._reply("ready", seconds=IMPORT_SECONDS)
+            self._ready = True
+
+    def _reply(self, field: str, *, seconds: float) -> int:
+        """Return a field of the server's next message.
+
+        Raises:
+            OSError: Nothing came in time, the server is gone, or it says that it failed.
+            ValueError: The message is torn.
+        """
+        reply = _receive(self._connection, seconds=seconds)
+        if reply is None:
+            raise ConnectionError("it has ended")
+        if field not in reply:
+            raise ConnectionError(str(reply.get("error", reply)))
+        return int(reply[field])
+
 
 def serve(connection: socket.socket, main: Main) -> NoReturn:
     """Be a server until the owner is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
+        _send(connection, {"ready": os.getpid()})
         while request := _receive(connection):
-            middle = os.fork()
-            if middle == 0:
-                middle = os.getpid()
-                if os.fork() == 0:
-                    _become(connection, request, main, parent=middle)
-                os._exit(0)
-            os.waitpid(middle, 0)
+            _fork_off(connection, request, main)
+    os._exit(0)
+
+
+def _fork_off(connection: socket.socket, request: Mapping[str, Any], main: Main) -> None:
+    """Fork the process that forks the one asked for, and wait for its end."""
+    try:
+        middle = os.fork()
+    except OSError as error:
+        _send(connection, {"error": f"fork: {error.strerror}"})
+        return
+    if middle == 0:
+        _be_middle(connection, request, main)
+    _, status = os.waitpid(middle, 0)
+    if status:
+        code = os.waitstatus_to_exitcode(status)
+        _send(connection, {"error": f"the process between ended with {code}"})
+
+
+def _be_middle(connection: socket.socket, request: Mapping[str, Any], main: Main) -> NoReturn:
+    middle = os.getpid()
+    try:
+        child = os.fork()
+    except OSError as error:
+        _send(connection, {"error": f"fork: {error.strerror}"})
+        os._exit(0)
+    if child == 0:
+        _become(connection, request, main, parent=middle)
     os._exit(0)
 
 
@@ -188,11 +243,31 @@ def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
     connection.sendall(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
 
 
-def _receive(connection: socket.socket) -> dict[str, Any] | None:
-    """Return the next message, or None once the other side is gone."""
-    header = connection.recv(_LENGTH_BYTES, socket.MSG_WAITALL)
-    if len(header) < _LENGTH_BYTES:
+def _receive(connection: socket.socket, *, seconds: float | None = None) -> dict[str, Any] | None:
+    """Return the next message, or None once the other side is gone.
+
+    Raises:
+        TimeoutError: It is not complete after `seconds`.
+        ValueError: It is no JSON.
+    """
+    deadline = None if seconds is None else time.monotonic() + seconds
+    header = _receive_exactly(connection, _LENGTH_BYTES, deadline)
+    if header is None:
         return None
-    data = connection.recv(int.from_bytes(header, "big"), socket.MSG_WAITALL)
+    data = _receive_exactly(connection, int.from_bytes(header, "big"), deadline)
+    if data is None:
+        return None
     message: dict[str, Any] = json.loads(data)
     return message
+
+
+def _receive_exactly(connection: socket.socket, size: int, deadline: float | None) -> bytes | None:
+    data = b""
+    while len(data) < size:
+        if deadline is not None:
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        part = connection.recv(size - len(data))
+        if not part:
+            return None
+        data += part
+    return data

@@ -32,10 +32,11 @@ from types import FrameType
 from training import environment, shared_memory
 from training.agent import EXIT_CONTROL_RETURNED
 from training.config import JobConfig, load_recipe
-from training.errors import EXIT_DONE, EXIT_RETRY, EXIT_STOPPED
+from training.errors import EXIT_CONFIG, EXIT_DONE, EXIT_RETRY, EXIT_STOPPED
 from training.events import EventLog
 from training.fork_server import ForkedProcess, ForkServer, ForkServerLost
 from training.launcher_arguments import launcher_arguments, node_place, worker_command
+from training.nvrx_version import check_version
 from training.processes import adopt_orphans, end_descendants, reap_orphans
 from training.run_directory import default_run_directory
 
@@ -48,6 +49,8 @@ LATE_LAUNCHER_SECONDS = 30.0
 RESTART_BUDGET = 20.0
 RESTART_REFILL_SECONDS = 600.0
 QUICK_DEATH_SECONDS = 5.0
+# Ends of a control store that a restart does not mend.
+CONTROL_FINAL_CODES = (EXIT_RETRY, EXIT_CONFIG)
 RESTART_PAUSE_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
@@ -76,8 +79,9 @@ def launch(config: JobConfig, *, recipe: Path, run_dir: Path, worker: Sequence[s
         worker: Command of one rank; default: `training run`.
 
     Raises:
-        ConfigError: The environment does not fit the recipe.
+        ConfigError: The environment does not fit the recipe, or NVRx is not the one we know.
     """
+    check_version()
     adopt_orphans()
     run_dir.mkdir(parents=True, exist_ok=True)
     grace = environment.integer(environment.GRACE_SECONDS, DEFAULT_GRACE_SECONDS)
@@ -128,11 +132,22 @@ class ControlChild:
     command: list[str] | None
     endpoint: tuple[str, int] | None
     process: subprocess.Popen[bytes] | None = None
+    _not_before: float = 0.0
 
     def ensure(self) -> None:
-        """Start it, or start it again."""
-        if self.command and (self.process is None or self.process.poll() is not None):
+        """Start it, or start it again, unless it has ended for good."""
+        if self.command is None or self.final_code is not None:
+            return
+        now = time.monotonic()
+        if now >= self._not_before and (self.process is None or self.process.poll() is not None):
+            self._not_before = now + RESTART_PAUSE_SECONDS
             self.process = subprocess.Popen(self.command, start_new_session=True)
+
+    @property
+    def final_code(self) -> int | None:
+        """Exit code of a store that would only end with it again."""
+        code = self.process.poll() if self.process else None
+        return code if code in CONTROL_FINAL_CODES else None
 
     @property
     def pids(self) -> list[int]:
@@ -157,6 +172,12 @@ class LauncherSource:
                     self._server = None
         command = [sys.executable, "-m", "training.agent", *self._arguments]
         return subprocess.Popen(command, env=self._environ, start_new_session=True)
+
+    def check(self) -> None:
+        """Reap a fork server that has died; the next start makes another."""
+        if self._server is not None and self._server.has_ended():
+            log.warning("the fork server has died: the next start takes seconds to import")
+            self._server = None
 
     @property
     def pids(self) -> list[int]:
@@ -222,6 +243,7 @@ class Supervisor:
         process = self._launchers.start()
         while (code := process.poll()) is None:
             self._control.ensure()
+            self._launchers.check()
             reap_orphans(keep=[process.pid, *self._control.pids, *self._launchers.pids])
             self._stop_if_due(process)
             time.sleep(POLL_SECONDS)
@@ -233,7 +255,8 @@ class Supervisor:
         if self._done_file.exists():
             self._done_since = self._done_since or now
         late = self._done_since is not None and now - self._done_since > LATE_LAUNCHER_SECONDS
-        if self._stop_by is None and (self._told_to_stop or self._exit_file.exists() or late):
+        final = self._exit_file.exists() or self._control.final_code is not None
+        if self._stop_by is None and (self._told_to_stop or final or late):
             self._stop_by = now + self._grace_seconds
             process.send_signal(signal.SIGTERM)
         if self._stop_by is not None and now > self._stop_by:
@@ -247,6 +270,9 @@ class Supervisor:
             return EXIT_DONE
         if self._told_to_stop:
             return EXIT_STOPPED
+        if self._control.final_code is not None:
+            log.error("the control store of this node ended with %d", self._control.final_code)
+            return self._control.final_code
         if ended == EXIT_CONTROL_RETURNED:
             return None
         if not self._restarts:

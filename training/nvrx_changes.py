@@ -1,7 +1,7 @@
 """Where Holdfast changes what NVRx does, and why: nothing else in the tree touches NVRx's internals.
 
 The changes are subclasses put in the place of NVRx's classes, in our launcher (`training/agent.py`)
-and control process only. `apply_*` refuses a version that was not read and tried; on a new one, read
+and control process only. Another version is refused (training/nvrx_version.py); before one is added, read
 its launcher.py, ft_rendezvous_barrier.py and control_plane.py against the list below first. 0.7.0 was
 read, and not tried.
 
@@ -34,7 +34,7 @@ import time
 import types
 import uuid
 from collections.abc import Callable
-from importlib.metadata import version
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,38 +45,27 @@ from nvidia_resiliency_ext.fault_tolerance import (
     launcher,
     rank_monitor_server,
 )
+from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import api as rendezvous
 
 from training import shared_memory
-from training.errors import ConfigError
 from training.events import EventLog
 from training.fork_server import ForkServer, ForkServerLost
+from training.nvrx_version import check_version
 from training.processes import reap_orphans
 
-KNOWN_VERSIONS = ("0.6.0",)
 POLL_SECONDS = 0.1
 HEARTBEAT_SECONDS = 1.0
 NODE_LOST_SECONDS = 10.0
 CONTROL_PROBE_SECONDS = 1.0
+CONTROL_ANSWER_SECONDS = 5.0
 EXIT_BARRIER_SECONDS = 30
 LEFTOVERS_SECONDS = 1.0
 FINISHED = "/finished"
 STORE_ID_KEY = "holdfast/store_id"
-
-
-def check_version() -> None:
-    """Refuse an NVRx whose internals were not read.
-
-    Raises:
-        ConfigError: The installed version is not in KNOWN_VERSIONS.
-    """
-    installed = version("nvidia-resiliency-ext")
-    if installed not in KNOWN_VERSIONS:
-        rule = f"must be {' or '.join(KNOWN_VERSIONS)}: training/nvrx_changes.py replaces parts of it"
-        raise ConfigError.of("nvidia-resiliency-ext", installed, rule, f"install {KNOWN_VERSIONS[0]}")
 
 
 def apply_to_launcher(events: EventLog, round_file: Path, *, workers: ForkServer | None) -> None:
@@ -180,7 +169,9 @@ class Agent(launcher.LocalElasticAgent):  # type: ignore[misc]
 class RendezvousHandler(barrier.FtRendezvousBarrierHandler):  # type: ignore[misc]
     """1, 2, 6, 7: survives a lost control store, and never closes a rendezvous that others need."""
 
+    _store: Any
     _lost_since: float | None = None
+    _store_id = ""
     _next_probe = 0.0
     _next_heartbeat = 0.0
 
@@ -188,13 +179,13 @@ class RendezvousHandler(barrier.FtRendezvousBarrierHandler):  # type: ignore[mis
         """Say whether a peer has called for a restart; a store that is gone has no peers' calls.
 
         Raises:
-            ControlReturned: The store answers again. Reconnecting in place is no way: a new store
+            ControlReturned: A new store is in the lost one's place. Reconnecting to it is no way: it
                 begins at round 0 while this launcher is at N, so all launchers start afresh.
         """
-        if self._lost_since is not None:
-            self._probe_control()
+        if self._lost_since is not None and not self._is_control_back():
             return False
         try:
+            self._store_id = self._store_id or _read_store_id(self._store)
             self._beat()
             return bool(super().is_next_round_open())
         except RuntimeError as error:
@@ -228,8 +219,7 @@ class RendezvousHandler(barrier.FtRendezvousBarrierHandler):  # type: ignore[mis
             state.store.compare_set(state.round_done_key, "", "0")
 
     def _round_name(self, number: int) -> str:
-        store_id = self._store.get(STORE_ID_KEY).decode() if self._store.check([STORE_ID_KEY]) else ""
-        return f"{store_id}:{number}"
+        return f"{_read_store_id(self._store)}:{number}"
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -237,26 +227,56 @@ class RendezvousHandler(barrier.FtRendezvousBarrierHandler):  # type: ignore[mis
             self._next_heartbeat = now + HEARTBEAT_SECONDS
             self._store.add(heartbeat_key(self._barrier_state, self._assigned_rank), 1)
 
-    def _probe_control(self) -> None:
+    def _is_control_back(self) -> bool:
+        """Look for the store once a probe interval; go on with it if it is the one that was lost.
+
+        Raises:
+            ControlReturned: It is another one.
+        """
+        store = self._probe_control()
+        if store is None:
+            return False
+        if not self._store_id or _read_store_id(store) != self._store_id:
+            raise ControlReturned
+        store.set_timeout(self._store.timeout)
+        # The old connection may hold a late answer, which the next question would take for its own
+        self._store = self._barrier_state.store = store
+        if self._agent is not None:
+            self._agent._store = self._get_store()
+        Agent.events.emit("control_answers", seconds=time.time() - (self._lost_since or 0.0))
+        barrier.log.warning("the control store answers again and has lost nothing: going on with it")
+        self._lost_since = None
+        return True
+
+    def _probe_control(self) -> TCPStore | None:
+        """Return a new client of the store, or None while nothing answers."""
         now = time.monotonic()
         if now < self._next_probe:
-            return
+            return None
         self._next_probe = now + CONTROL_PROBE_SECONDS
-        address = (self._store.host, self._store.port)
+        host, port = self._store.host, self._store.port
+        timeout = timedelta(seconds=CONTROL_ANSWER_SECONDS)
         try:
-            socket.create_connection(address, timeout=CONTROL_PROBE_SECONDS).close()
-        except OSError:
-            return
-        raise ControlReturned
+            socket.create_connection((host, port), timeout=CONTROL_PROBE_SECONDS).close()
+            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+            store.check([STORE_ID_KEY])
+        except (OSError, RuntimeError):
+            return None
+        return store
+
+
+def _read_store_id(store: Store) -> str:
+    """Return the name that a control store gives itself, empty if it has none (yet)."""
+    return store.get(STORE_ID_KEY).decode() if store.check([STORE_ID_KEY]) else ""
 
 
 class ControlReturned(Exception):
-    """The control store is back after a loss: this launcher must be replaced by a fresh one."""
+    """A new control store is in the place of a lost one: a fresh launcher must replace this one."""
 
     raised = False
 
     def __init__(self) -> None:
-        super().__init__("the control store is back: forming a new round")
+        super().__init__("the control store is a new one: forming a new round")
         ControlReturned.raised = True
 
 

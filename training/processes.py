@@ -25,12 +25,7 @@ def adopt_orphans() -> None:
 
 def descendants(pid: int, *, keep: Collection[int] = ()) -> list[int]:
     """Return the processes below `pid`, zombies included, without those in `keep` and below them."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                stat = (entry / "stat").read_text().rpartition(")")[2].split()
-                children.setdefault(int(stat[1]), []).append(int(entry.name))
+    children = _children()
     found: list[int] = []
     queue = [pid]
     while queue:
@@ -38,6 +33,16 @@ def descendants(pid: int, *, keep: Collection[int] = ()) -> list[int]:
         found += below
         queue += below
     return found
+
+
+def _children() -> dict[int, list[int]]:
+    """Return the children of every process of this machine, or pod."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    return children
 
 
 def end_descendants(*, keep: Collection[int] = ()) -> None:
@@ -68,9 +73,18 @@ def _is_zombie(pid: int) -> bool:
 
 
 def reap_orphans(*, keep: Collection[int] = ()) -> None:
-    """Collect children that have ended; stop at one of `keep`, whose status somebody else collects."""
+    """Collect children that have ended, except `keep`, whose status somebody else collects."""
     with contextlib.suppress(ChildProcessError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if ended.si_pid in keep:
+                # The kernel shows this one again and again, and none behind it
+                _reap_each(keep)
                 return
             os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+def _reap_each(keep: Collection[int]) -> None:
+    for pid in _children().get(os.getpid(), []):
+        if pid not in keep:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)

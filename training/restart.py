@@ -14,8 +14,9 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -25,6 +26,7 @@ from training import environment
 from training.config import JobConfig, RecoveryConfig
 from training.errors import EXIT_RETRY, ConfigError, HoldfastError, RunError
 from training.events import EventLog
+from training.failures import Breaker
 from training.process_group import (
     STORE_TIMEOUT_SECONDS,
     close_group,
@@ -102,20 +104,35 @@ class Attempt:
 
 
 def run_restartable(
-    train: Callable[[Attempt], None], *, config: JobConfig, events: EventLog, device: torch.device
+    train: Callable[[Attempt], None],
+    *,
+    config: JobConfig,
+    run_dir: Path,
+    events: EventLog,
+    device: torch.device,
 ) -> None:
     """Call `train` until it returns, again in the same process after each fault if the recipe says so.
 
+    Args:
+        train: The training function. It emits `restored` and `step` events.
+        config: The recipe.
+        run_dir: Directory of the run, where failures are counted.
+        events: The log that `train` emits to.
+        device: Device of this rank.
+
     Raises:
+        SameStepError: `train` raised the same exception in the same step too often.
         ConfigError: The in-process layer is on and NVRx is not installed.
         HoldfastError: As raised by `train`; such an error is not retried in the process.
     """
+    limit = config.recovery.maximum_same_step_failures
+    guarded = _Guarded(train, events, Breaker(run_dir, rank=rank_and_world()[0], maximum=limit))
     if not config.recovery.in_process:
-        _attempt(train, Attempt(), events)
+        guarded(Attempt())
         return
     with _wrapped(config.recovery, device=device) as call:
         try:
-            call(_Attempts(train, call, events), (), {})
+            call(_Attempts(guarded, call, events), (), {})
         except _Unretried as end:
             raise end.error from None
         except _restart_abort() as end:
@@ -141,8 +158,8 @@ class _Attempts:
 
     def __call__(self) -> None:
         iteration = int(self._call.iteration)
-        # the first ping comes before the first step, the second proves that a step was done
-        self._fruitless = 0 if self._pings > 1 else self._fruitless + 1
+        # the trainer pings after each step, so one ping proves that a step was done
+        self._fruitless = 0 if self._pings > 0 else self._fruitless + 1
         self._pings = 0
         if self._fruitless >= FRUITLESS_ATTEMPTS:
             raise _Unretried(
@@ -153,7 +170,7 @@ class _Attempts:
             self._events.emit("reentry")
         current = Attempt(iteration=iteration, ping=self._ping, unwatched=self._call.disable_hang_protection)
         try:
-            _attempt(self._train, current, self._events)
+            self._train(current)
         except HoldfastError as error:
             raise _Unretried(error) from None
 
@@ -162,20 +179,34 @@ class _Attempts:
         self._call.ping()
 
 
-def _attempt(train: Callable[[Attempt], None], attempt: Attempt, events: EventLog) -> None:
-    try:
-        train(attempt)
-    except Exception as error:
-        events.emit("exception", type=type(error).__name__, message=str(error)[:500])
-        raise
+class _Guarded:
+    """The training function with its exceptions recorded and counted."""
+
+    def __init__(self, train: Callable[[Attempt], None], events: EventLog, breaker: Breaker) -> None:
+        self._train, self._events, self._breaker = train, events, breaker
+
+    def __call__(self, attempt: Attempt) -> None:
+        def ping() -> None:
+            self._breaker.succeeded(self._events.last_step)
+            attempt.ping()
+
+        self._events.last_step = None
+        try:
+            self._train(replace(attempt, ping=ping))
+        except Exception as error:
+            last = self._events.last_step
+            step = None if last is None else last + 1
+            self._events.emit("exception", type=type(error).__name__, message=str(error)[:500], step=step)
+            self._breaker.failed(error, step=step)
+            raise
 
 
 @contextmanager
 def _wrapped(recovery: RecoveryConfig, *, device: torch.device) -> Iterator[Any]:
     """Yield NVRx's CallWrapper on the control store."""
     inprocess = _import_inprocess()
-    host, port, hosted = _wrapper_endpoint()
-    limit = _seconds
+    # While the third value lives, so does the store that this rank may have to host
+    host, port, _hosted = _wrapper_endpoint()
     with _without_gpu_checks(device):
         wrapper = inprocess.Wrapper(
             store_factory=_store_class(),
@@ -183,21 +214,20 @@ def _wrapped(recovery: RecoveryConfig, *, device: torch.device) -> Iterator[Any]
             initialize=inprocess.initialize.RetryController(min_world_size=rank_and_world()[1]),
             abort=inprocess.abort.AbortTorchDistributed(),
             health_check=inprocess.health_check.CudaHealthCheck() if device.type == "cuda" else None,
-            monitor_thread_interval=limit(POLL_SECONDS),
-            monitor_process_interval=limit(POLL_SECONDS),
-            progress_watchdog_interval=limit(POLL_SECONDS),
-            heartbeat_interval=limit(1.0),
-            heartbeat_timeout=limit(min(30.0, recovery.barrier_timeout_seconds / 2)),
-            soft_timeout=limit(recovery.soft_timeout_seconds),
-            hard_timeout=limit(recovery.hard_timeout_seconds),
-            barrier_timeout=limit(recovery.barrier_timeout_seconds),
-            completion_timeout=limit(recovery.barrier_timeout_seconds),
-            last_call_wait=limit(LAST_CALL_SECONDS),
-            termination_grace_time=limit(TERMINATION_GRACE_SECONDS),
+            monitor_thread_interval=_seconds(POLL_SECONDS),
+            monitor_process_interval=_seconds(POLL_SECONDS),
+            progress_watchdog_interval=_seconds(POLL_SECONDS),
+            heartbeat_interval=_seconds(1.0),
+            heartbeat_timeout=_seconds(min(30.0, recovery.barrier_timeout_seconds / 2)),
+            soft_timeout=_seconds(recovery.soft_timeout_seconds),
+            hard_timeout=_seconds(recovery.hard_timeout_seconds),
+            barrier_timeout=_seconds(recovery.barrier_timeout_seconds),
+            completion_timeout=_seconds(recovery.barrier_timeout_seconds),
+            last_call_wait=_seconds(LAST_CALL_SECONDS),
+            termination_grace_time=_seconds(TERMINATION_GRACE_SECONDS),
         )
     with inprocess.wrap.CallWrapper(wrapper) as call:
         yield call
-    del hosted
 
 
 @contextmanager

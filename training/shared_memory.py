@@ -50,6 +50,6 @@ def _mapped_inodes() -> Iterator[int]:
     """
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
-            for line in maps.read_text().splitlines():
-                if str(DIRECTORY) in line:
-                    yield int(line.split()[4])
+            yield from (
+                int(line.split()[4]) for line in maps.read_text().splitlines() if str(DIRECTORY) in line
+            )

@@ -70,7 +70,13 @@ class Worker:
         if self._directory.is_done():
             logger.info("%s: the run is done; nothing to do", self._directory.path)
             return
-        restart.run_restartable(self._attempt, config=self._config, events=self._events, device=self.device)
+        restart.run_restartable(
+            self._attempt,
+            config=self._config,
+            run_dir=self._directory.path,
+            events=self._events,
+            device=self.device,
+        )
         self.close()
 
     def close(self) -> None:

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PRELUDE = """
 import os, signal, subprocess, sys, time
+from training import fork_server
 from training.fork_server import ForkServer, ForkServerLost
 def main(arguments):
     exec(arguments[0])
@@ -101,3 +104,78 @@ os._exit(0)
 """
     # the server holds the pipe that run() reads to its end, so this returns only once it is gone
     assert run(script).strip() == "owner gone"
+
+
+SAY_LOSS = """
+try:
+    descend(server, "pass")
+except ForkServerLost as lost:
+    print(lost)
+"""
+
+
+@pytest.mark.parametrize("failing", ["server", "middle"])
+def test_failed_fork_is_said(failing: str) -> None:
+    script = f"""
+owner, fork = os.getpid(), os.fork
+def fail():
+    place = "server" if os.getppid() == owner else "middle"
+    if os.getpid() != owner and place == "{failing}":
+        raise BlockingIOError(11, "no more processes")
+    return fork()
+os.fork = fail
+server = ForkServer.fork(main)
+"""
+    assert run(script + SAY_LOSS).strip() == "fork: no more processes"
+
+
+def test_death_of_the_process_between_is_said() -> None:
+    script = """
+fork_server._be_middle = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+server = ForkServer.fork(main)
+"""
+    assert run(script + SAY_LOSS).strip() == "the process between ended with -9"
+
+
+def test_process_that_dies_before_it_answers_is_waited_for_only_so_long() -> None:
+    script = """
+fork_server.REPLY_SECONDS = 0.5
+fork_server._become = lambda *arguments, parent: os.kill(os.getpid(), signal.SIGKILL)
+server = ForkServer.fork(main)
+"""
+    assert run(script + SAY_LOSS).strip() == "timed out"
+
+
+def test_server_that_never_gets_ready_is_waited_for_only_so_long() -> None:
+    script = (
+        """
+fork_server.IMPORT_SECONDS = 0.5
+command = [sys.executable, "-c", "import time; time.sleep(600)"]
+server = ForkServer.start(command, environ=os.environ)
+"""
+        + f"{SAY_LOSS}\nos.kill(server.pid, signal.SIGKILL)\nserver._process.wait()"
+    )
+    assert run(script).strip() == "timed out"
+
+
+def test_torn_answer_is_a_loss() -> None:
+    script = """
+def tear(connection, *rest):
+    connection.sendall((5).to_bytes(4, "big") + b"{torn")
+    os._exit(0)
+fork_server._fork_off = tear
+server = ForkServer.fork(main)
+"""
+    assert "Expecting property name" in run(script + SAY_LOSS)
+
+
+def test_dead_server_is_noticed_and_reaped() -> None:
+    script = """
+server = ForkServer.fork(main)
+descend(server, "pass").wait(10)
+print(server.has_ended())
+os.kill(server.pid, signal.SIGKILL)
+os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+print(server.has_ended(), os.path.exists(f"/proc/{server.pid}"))
+"""
+    assert run(script).split() == ["False", "True", "False"]

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from training.errors import EXIT_CONFIG, EXIT_DONE, EXIT_RETRY, EXIT_STOPPED
+from tests.tiny import tiny_recipe
+from training import nvrx_version
+from training.errors import EXIT_CONFIG, EXIT_DONE, EXIT_RETRY, EXIT_STOPPED, ConfigError
 from training.events import read_events
-from training.launch import RestartBudget
+from training.launch import RestartBudget, launch
 from training.processes import descendants
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +34,7 @@ launch.LATE_LAUNCHER_SECONDS = options.pop("late_seconds", 30.0)
 launch.RESTART_BUDGET = options.pop("budget", 20.0)
 class Launchers:
     pids = []
+    def check(self): ...
     def start(self):
         command = [sys.executable, "-c", options["program"], str(run_dir)]
         return subprocess.Popen(command, start_new_session=True)
@@ -42,7 +45,7 @@ supervisor = launch.Supervisor(
     exit_file=run_dir / "exit",
     restarts=options.get("restarts", True),
     grace_seconds=options.get("grace_seconds", 10.0),
-    control=launch.ControlChild(command=None, endpoint=None),
+    control=launch.ControlChild(command=options.get("control"), endpoint=None),
 )
 sys.exit(supervisor.run())
 """
@@ -186,6 +189,65 @@ os._exit(1)
     assert supervised.exit_code() == EXIT_DONE
     assert set(descendants(os.getpid())) <= before
     assert not Path(f"/proc/{(tmp_path / 'orphan').read_text()}").exists()
+
+
+@pytest.mark.parametrize("code", [EXIT_CONFIG, EXIT_RETRY])
+def test_control_store_that_ends_for_good_ends_the_node_with_its_code(tmp_path: Path, code: int) -> None:
+    """GIVEN a control store that ends at once with a final code THEN it is started only once."""
+    source = f"open({str(tmp_path / 'controls')!r}, 'a').write('x'); raise SystemExit({code})"
+    supervised = Supervised(tmp_path, "time.sleep(600)", control=[sys.executable, "-c", source])
+    assert supervised.exit_code() == code
+    assert (tmp_path / "controls").read_text() == "x"
+
+
+def test_control_store_that_dies_is_started_again(tmp_path: Path) -> None:
+    source = f"""
+import os, time
+open({str(tmp_path / "controls")!r}, "a").write("x")
+if os.path.getsize({str(tmp_path / "controls")!r}) < 3:
+    os.kill(os.getpid(), 9)
+open({str(tmp_path / "DONE")!r}, "w")
+time.sleep(600)
+"""
+    program = """
+while not (run_dir / "DONE").exists():
+    time.sleep(0.01)
+"""
+    supervised = Supervised(tmp_path, program, control=[sys.executable, "-c", source])
+    assert supervised.exit_code() == EXIT_DONE
+    assert (tmp_path / "controls").read_text() == "xxx"
+
+
+def test_dead_fork_server_is_reaped_and_replaced(tmp_path: Path) -> None:
+    script = """
+import os, signal, sys
+from pathlib import Path
+from training.launch import LauncherSource
+LauncherSource._start_server = lambda self: ForkServer.fork(lambda arguments: 7)
+from training.fork_server import ForkServer
+launchers = LauncherSource(Path("unused"), arguments=[], environ=dict(os.environ))
+launchers.start().wait(10)
+[server] = launchers.pids
+launchers.check()
+assert launchers.pids == [server]
+os.kill(server, signal.SIGKILL)
+os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+launchers.check()
+print(launchers.pids, os.path.exists(f"/proc/{server}"), launchers.start().wait(10))
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["[]", "False", "7"]
+
+
+def test_unknown_nvrx_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvrx_version, "KNOWN_VERSIONS", ("0.0.1",))
+    with pytest.raises(ConfigError, match=r"nvidia-resiliency-ext='.*': must be 0\.0\.1"):
+        launch(tiny_recipe(tmp_path), recipe=tmp_path / "recipe.toml", run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_budget_comes_back_with_time() -> None:

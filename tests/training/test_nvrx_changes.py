@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +23,7 @@ from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from training import nvrx_changes
-from training.errors import ConfigError
+from training.environment import free_port
 from training.events import EventLog, read_events
 
 NODE = barrier._NodeDesc("127.0.0.1", 1, 0)
@@ -55,12 +57,6 @@ def agent_in(state: WorkerState) -> Any:
         _worker_group=SimpleNamespace(state=state),
         _progress_tracker=SimpleNamespace(sync_cycle_number=lambda number: None),
     )
-
-
-def test_unread_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrx_changes, "version", lambda name: "0.8.0")
-    with pytest.raises(ConfigError, match=r"nvidia-resiliency-ext='0.8.0': must be 0.6.0"):
-        nvrx_changes.check_version()
 
 
 class LostStore:
@@ -106,13 +102,67 @@ def test_training_goes_on_without_the_control_store(agent: Path) -> None:
     assert [event["event"] for event in read_events(agent)] == ["control_lost"]
 
 
+class Link:
+    """A network path to a port that can be cut: what goes over it is reset, what comes later is refused."""
+
+    def __init__(self, port: int) -> None:
+        self._target, self._sockets = port, list[socket.socket]()
+        self.port = free_port()
+        self.mend()
+
+    def mend(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def cut(self) -> None:
+        for end in (self._listener, *self._sockets):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        self._sockets.clear()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
+                self._sockets += [near, far]
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self._pump, args=ends, daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+
+
+def test_launcher_goes_on_with_a_control_store_that_only_was_cut_off(agent: Path) -> None:
+    """GIVEN a connection that broke THEN a store that never died restarts nothing, and is heard again."""
+    store = make_store()
+    store.set(nvrx_changes.STORE_ID_KEY, "store-1")
+    link = Link(store.port)
+    client = TCPStore("127.0.0.1", link.port, is_master=False, wait_for_workers=False)
+    handler = make_handler(client, nvrx_changes.RendezvousHandler)
+    assert not handler.is_next_round_open()
+    link.cut()
+    assert [handler.is_next_round_open() for _ in range(2)] == [False, False]
+    link.mend()
+    store.set("ft_rendezvous_barrier:run:round_done_1", "0")
+    assert wait_for(handler.is_next_round_open, seconds=30)
+    assert [event["event"] for event in read_events(agent)] == ["control_lost", "control_answers"]
+
+
 @pytest.mark.usefixtures("agent")
-def test_launcher_gives_way_once_the_control_store_is_back() -> None:
+def test_launcher_gives_way_to_a_new_control_store() -> None:
     lost = LostStore()
+    lost.client.set(nvrx_changes.STORE_ID_KEY, "store-1")
     handler = make_handler(lost.client, nvrx_changes.RendezvousHandler)
+    assert not handler.is_next_round_open()
     lost.lose()
     assert not handler.is_next_round_open()
     back = TCPStore("127.0.0.1", lost.port, is_master=True, wait_for_workers=False)
+    back.set(nvrx_changes.STORE_ID_KEY, "store-2")
     with pytest.raises(nvrx_changes.ControlReturned):
         handler.is_next_round_open()
     del back

@@ -21,9 +21,29 @@ print(len(below), len(left), alive, len(descendants(os.getpid())))
 """
 
 
-def test_orphans_are_adopted_ended_and_reaped() -> None:
+BEHIND_A_KEPT_ZOMBIE = """
+import os, subprocess, sys
+from training.processes import descendants, reap_orphans
+children = [subprocess.Popen([sys.executable, "-c", ""]) for _ in range(3)]
+for child in children:
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+kept = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
+reap_orphans(keep=[kept])
+print(descendants(os.getpid()) == [kept])
+"""
+
+
+def run(script: str) -> list[str]:
     root = Path(__file__).parents[2]
     environ = {**os.environ, "PYTHONPATH": str(root)}
-    command = [sys.executable, "-c", SCRIPT]
+    command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.split() == ["1", "0", "True", "0"]
+    return done.stdout.split()
+
+
+def test_orphans_are_adopted_ended_and_reaped() -> None:
+    assert run(SCRIPT) == ["1", "0", "True", "0"]
+
+
+def test_zombies_behind_one_that_is_kept_are_reaped() -> None:
+    assert run(BEHIND_A_KEPT_ZOMBIE) == ["True"]

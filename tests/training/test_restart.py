@@ -17,6 +17,7 @@ from tests.tiny import tiny_recipe
 from training import environment
 from training.errors import ConfigError, RunError
 from training.events import EventLog, read_events
+from training.failures import SameStepError
 from training.restart import Attempt, RankMonitor, close_group, open_group, run_restartable
 
 CPU = torch.device("cpu")
@@ -40,25 +41,39 @@ class Rank:
     """Counts to `steps` in step with its peers; `fault` is called in each step."""
 
     def __init__(
-        self, run_dir: Path, port: int, fault: Any, *, steps: int = 6, layers: str = "in_process"
+        self,
+        run_dir: Path,
+        port: int,
+        fault: Any,
+        *,
+        steps: int = 6,
+        layers: str = "in_process",
+        maximum_same_step_failures: int = 3,
     ) -> None:
         os.environ[environment.CONTROL] = f"127.0.0.1:{port}"
         self.rank, self.fault, self.steps = int(os.environ["RANK"]), fault, steps
-        self.config = tiny_recipe(Path("unused"), ranks=2, recovery={**RECOVERY, "layers": layers})
+        recovery = {
+            **RECOVERY,
+            "layers": layers,
+            "maximum_same_step_failures": maximum_same_step_failures,
+        }
+        self.run_dir = run_dir
+        self.config = tiny_recipe(Path("unused"), ranks=2, recovery=recovery)
         self.events = EventLog(run_dir, role="rank", node="node-0", rank=self.rank)
         self.iterations: list[int] = []
 
     def run(self) -> list[int]:
-        run_restartable(self.train, config=self.config, events=self.events, device=CPU)
+        run_restartable(self.train, config=self.config, run_dir=self.run_dir, events=self.events, device=CPU)
         return self.iterations
 
     def train(self, attempt: Attempt) -> None:
         self.iterations.append(attempt.iteration)
         open_group(CPU, iteration=attempt.iteration, config=self.config.recovery)
         for step in range(1, self.steps + 1):
-            attempt.ping()
             self.fault(self.rank, attempt.iteration, step)
             dist.all_reduce(torch.ones(()))
+            self.events.emit("step", step=step)
+            attempt.ping()
         close_group()
 
 
@@ -96,6 +111,42 @@ def test_restarts_that_finish_no_step_give_way_to_the_in_job_layer(tmp_path: Pat
     assert set(run_ranks(2, loop, tmp_path, port)) <= {"RunError", "SystemExit"}
     entered = [event["iteration"] for event in read_events(tmp_path) if event["event"] == "reentry"]
     assert max(entered) == 1
+
+
+def raise_in_the_second_step(rank: int, iteration: int, step: int) -> None:
+    if (rank, step) == (1, 2) and iteration < 3:
+        raise ValueError("after one step")
+
+
+def finish_one_step_each_time(run_dir: Path, port: int) -> list[int]:
+    return Rank(run_dir, port, raise_in_the_second_step, maximum_same_step_failures=9).run()
+
+
+def test_restart_that_finished_a_single_step_is_not_fruitless(tmp_path: Path, port: int) -> None:
+    assert run_ranks(2, finish_one_step_each_time, tmp_path, port) == [[0, 1, 2, 3]] * 2
+
+
+def raise_in_step_4(rank: int, iteration: int, step: int) -> None:
+    if (rank, step) == (1, 4):
+        raise ValueError(f"in iteration {iteration}")
+
+
+def fail_in_the_same_step(run_dir: Path, port: int) -> tuple[list[int], str]:
+    ranks = Rank(run_dir, port, raise_in_step_4)
+    try:
+        ranks.run()
+    except (SameStepError, SystemExit) as end:
+        return ranks.iterations, type(end).__name__
+    return ranks.iterations, "returned"
+
+
+def test_same_step_that_fails_three_times_ends_the_run_and_only_its_rank_is_blamed(
+    tmp_path: Path, port: int
+) -> None:
+    survivor, cause = run_ranks(2, fail_in_the_same_step, tmp_path, port)
+    assert cause == ([0, 1, 2], "SameStepError")
+    assert survivor == ([0, 1, 2], "SystemExit")
+    assert [path.name for path in (tmp_path / "failures").iterdir()] == ["rank-1.json"]
 
 
 def refuse(rank: int, iteration: int, step: int) -> None:

@@ -17,6 +17,8 @@ from training.errors import ConfigError, RunError
 from training.preparation.progress import Progress
 
 _DOCUMENTS_A_FILE = 10_000
+# Neither OSError nor ValueError; HTTPError is that of whichever HTTP library the client's version uses.
+_CLIENT_ERRORS = ("HTTPError", "EntryNotFoundError", "RevisionResolutionError", "XetDownloadError")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -63,7 +65,7 @@ def download_tokenizer(name: str, target: Path) -> None:
             if file == _TOKENIZER_FILES[0]:
                 raise _unreachable("prepare.tokenizer", name, error) from error
             continue
-        except Exception as error:
+        except _fetch_errors() as error:
             raise _unreachable("prepare.tokenizer", name, error) from error
         (target / file).write_bytes(Path(path).read_bytes())
 
@@ -73,7 +75,7 @@ def _records(name: str, subset: str, *, skip: int) -> Iterator[dict[str, Any]]:
     try:
         stream = datasets.load_dataset(name, subset or None, split="train", streaming=True)
         yield from stream.skip(skip)
-    except Exception as error:
+    except _fetch_errors() as error:
         raise _unreachable("prepare.source", name, error) from error
 
 
@@ -85,8 +87,15 @@ def _import(package: str, setting: str, name: str) -> Any:
         raise ConfigError.of(setting, name, rule, f"mend the path, or pip install {package}") from error
 
 
+def _fetch_errors() -> tuple[type[Exception], ...]:
+    """Return what says "no network", "no such name" or "no such subset"; anything else is a bug."""
+    from huggingface_hub import errors
+
+    named = [getattr(errors, name) for name in _CLIENT_ERRORS if hasattr(errors, name)]
+    return (OSError, ValueError, *named)
+
+
 def _unreachable(setting: str, name: str, error: Exception) -> RunError:
-    # Which class says "no network" differs by version of the client, so all of them end here.
     reason = (str(error).splitlines() or [""])[0] or type(error).__name__
     fix = "mend the name or the network; without network, give a folder that was downloaded elsewhere"
     return RunError(f"{setting}={name!r}: cannot be fetched from the hub ({reason}); {fix}")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from training.config import PrepareConfig
 from training.errors import ConfigError
-from training.preparation.corpus import Corpus
+from training.preparation.corpus import Corpus, Document
 from training.preparation.hub import download_tokenizer, is_hub_name
 from training.preparation.progress import Progress
 
@@ -163,10 +163,14 @@ def _training_texts(corpus: Corpus, progress: Progress) -> Iterator[str]:
     progress.start("train tokenizer", corpus.size)
     for part in corpus.parts():
         for piece in part:
-            for document in corpus.documents(piece):
-                if not document.skip and falls_into(document.id, share, salt=1):
-                    yield document.text
+            yield from _sample(corpus.documents(piece), share)
             progress.advance(piece.size)
+
+
+def _sample(documents: Iterable[Document], share: float) -> Iterator[str]:
+    for document in documents:
+        if not document.skip and falls_into(document.id, share, salt=1):
+            yield document.text
 
 
 def falls_into(identity: str, share: float, *, salt: int = 0) -> bool:

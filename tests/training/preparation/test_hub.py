@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub
 import pytest
 
+from training.environment import free_port
 from training.errors import ConfigError, RunError
 from training.preparation.hub import download_documents, download_tokenizer, is_hub_name
 from training.preparation.progress import Progress
@@ -42,6 +46,37 @@ def test_tokenizer_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(
         RunError, match=r"tokenizer='owner/none': cannot be fetched .*; without network, give"
     ):
+        download_tokenizer("owner/none", tmp_path)
+
+
+def test_tokenizer_from_a_hub_that_refuses_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    download = functools.partial(
+        huggingface_hub.hf_hub_download,
+        endpoint=f"http://127.0.0.1:{free_port()}",
+        cache_dir=tmp_path / "cache",
+    )
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(RunError, match=r"tokenizer='owner/none': cannot be fetched"):
+        download_tokenizer("owner/none", tmp_path)
+
+
+def refuse_to_connect(*arguments: Any, **options: Any) -> None:
+    raise huggingface_hub.errors.RevisionResolutionError("connection refused")
+
+
+def make_a_mistake(*arguments: Any, **options: Any) -> None:
+    raise TypeError("a bug")
+
+
+@pytest.mark.parametrize(("download", "seen"), [(refuse_to_connect, RunError), (make_a_mistake, TypeError)])
+def test_only_errors_of_the_client_are_the_hubs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, download: Any, seen: type[Exception]
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(seen):
         download_tokenizer("owner/none", tmp_path)
 
 
