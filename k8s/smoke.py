@@ -21,6 +21,7 @@ from k8s.pod import Manifest, recipe_config_map
 from k8s.run import SHARED_FILE_SYSTEM, Run
 from training import environment
 from training.errors import ConfigError
+from training.nvrx_version import KNOWN_VERSIONS
 
 MARK = "holdfast-smoke"  # of the result line; training/smoke.py writes it
 _PORT = 29600
@@ -31,7 +32,6 @@ _POLL_SECONDS = 5.0
 _SLOW, _BROKEN = 0.5, 0.2
 _EFA_LINE = "provider is efa"
 _BROKEN_NCCL = ((2, 28, 3), (2, 28, 8))  # segfaults with in-process restart (NVRx 0.5 release notes)
-_NVRX = ("0.6.0", "0.7.0")
 
 
 def smoke_checks(cluster: DeployedCluster) -> list[Check]:
@@ -107,8 +107,9 @@ def _network_findings(log: str, result: Mapping[str, Any], run: Run) -> Iterator
 
 def _version_findings(result: Mapping[str, Any]) -> Iterator[Finding]:
     versions = ", ".join(f"{name} {result[name]}" for name in ("torch", "nccl", "nvrx", "glibc"))
-    if result["nvrx"] not in _NVRX:
-        yield fail("image", f"NVRx must be one of {', '.join(_NVRX)} ({versions})", "build the image again")
+    if result["nvrx"] not in KNOWN_VERSIONS:
+        message = f"NVRx must be {' or '.join(KNOWN_VERSIONS)} ({versions})"
+        yield fail("image", message, "build the image again")
     elif result["nccl"] and _BROKEN_NCCL[0] <= _numbers(result["nccl"]) <= _BROKEN_NCCL[1]:
         fix = "use NCCL 2.28.9 or newer"
         yield fail("image", f"this NCCL crashes with in-process restart ({versions})", fix)

@@ -41,6 +41,7 @@ def test_a_sound_cluster(make: MakeRun) -> None:
         (log(bus_gigabytes_per_second=150.0), "bandwidth", "WARN"),
         (log(nccl="2.28.5"), "image", "FAIL"),
         (log(nvrx=""), "image", "FAIL"),
+        (log(nvrx="0.7.0"), "image", "FAIL"),
         ("Traceback", "smoke", "FAIL"),
     ],
 )
