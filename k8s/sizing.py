@@ -18,9 +18,6 @@ from training.errors import ConfigError, Problem
 
 GIB = 1 << 30
 
-# A rank's copies of its own state: three that roll, one that a checkpoint is written from. Copies of
-# another node's state would come on top; nothing makes any.
-SNAPSHOT_SLOTS = 4
 _SHARED_MEMORY_PER_RANK_GIB = 1  # NCCL, data workers
 _HOST_MEMORY_PER_RANK_GIB = 8  # CUDA context, pinned buffers, prefetched batches, writer process
 _HOST_MEMORY_PER_NODE_GIB = 8
@@ -81,7 +78,7 @@ def node_state_bytes(recipe: JobConfig) -> int:
 def shared_memory_needed_gib(recipe: JobConfig) -> int:
     """Return the size of /dev/shm: snapshot slots and working room."""
     working = _SHARED_MEMORY_PER_RANK_GIB * recipe.job.ranks_per_node
-    return math.ceil(SNAPSHOT_SLOTS * node_state_bytes(recipe) / GIB) + working + 4
+    return math.ceil(recipe.snapshot.slots * node_state_bytes(recipe) / GIB) + working + 4
 
 
 def _gpu_memory_problems(recipe: JobConfig, instance: InstanceType) -> Iterator[Problem]:

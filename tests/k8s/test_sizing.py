@@ -6,7 +6,8 @@ import pytest
 
 from eks_training.instance_types import INSTANCE_TYPES
 from eks_training.node_user_data import NodeUserData
-from k8s.sizing import GIB, SNAPSHOT_SLOTS, node_state_bytes
+from k8s.sizing import GIB, node_state_bytes
+from training.config import SnapshotConfig
 from k8s.trainer import training_job
 from tests.k8s.conftest import MakeRun
 from training import environment
@@ -16,14 +17,14 @@ LLAMA_8B_STATE_BYTES = 8_030_261_248 * 12
 
 
 def test_shared_memory_holds_the_slots_of_a_node(make: MakeRun) -> None:
-    needed = SNAPSHOT_SLOTS * LLAMA_8B_STATE_BYTES / 2
+    needed = SnapshotConfig().slots * LLAMA_8B_STATE_BYTES / 2
     assert needed < make().resources.shared_memory_gib * GIB < needed + 16 * GIB
 
 
 def test_a_replica_is_a_whole_state(make: MakeRun) -> None:
     replicated = make(job={"replicas": 2})
     assert node_state_bytes(replicated.recipe) == LLAMA_8B_STATE_BYTES
-    needed = SNAPSHOT_SLOTS * LLAMA_8B_STATE_BYTES
+    needed = SnapshotConfig().slots * LLAMA_8B_STATE_BYTES
     assert needed < replicated.resources.shared_memory_gib * GIB < needed + 16 * GIB
 
 
