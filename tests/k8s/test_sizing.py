@@ -7,10 +7,10 @@ import pytest
 from eks_training.instance_types import INSTANCE_TYPES
 from eks_training.node_user_data import NodeUserData
 from k8s.sizing import GIB, node_state_bytes
-from training.config import SnapshotConfig
 from k8s.trainer import training_job
 from tests.k8s.conftest import MakeRun
 from training import environment
+from training.config import SnapshotConfig
 from training.errors import ConfigError
 
 LLAMA_8B_STATE_BYTES = 8_030_261_248 * 12
