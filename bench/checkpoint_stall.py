@@ -1,7 +1,7 @@
 """What a save costs the training loop, all writers side by side in one run.
 
-    python bench/checkpoint_stall.py --output stall.jsonl                    8 GB of state, one GPU
-    python bench/checkpoint_stall.py --device cpu --width 64 --layers 2      small, to try it
+    python -m bench.checkpoint_stall --output stall.jsonl                    8 GB of state, one GPU
+    python -m bench.checkpoint_stall --device cpu --width 64 --layers 2      small, to try it
 
 Cost of a save = (time of the window - steps x median undisturbed step) / saves, so a writer that steals
 GPU, PCIe or interpreter time is charged for it too. The disk is whatever `--directory` lies on.
