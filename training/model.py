@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -171,11 +170,6 @@ def no_packed_sequence_check() -> Iterator[None]:
         yield
     finally:
         setattr(masking_utils, name, original)
-
-
-def is_directory(source: str) -> bool:
-    """Tell a model directory from the name of a hub model."""
-    return Path(source).is_dir()
 
 
 def _has_plain_head(model: nn.Module) -> bool:

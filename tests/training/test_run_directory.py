@@ -7,7 +7,6 @@ import pytest
 
 from tests.ranks import RankFailed, Ranks, run_ranks
 from tests.tiny import replaced, tiny_recipe
-from training import run_directory
 from training.config import JobConfig
 from training.errors import ConfigError
 from training.run_directory import RunDirectory
@@ -16,8 +15,10 @@ IDENTITY = {"tokens": "100"}
 
 
 def claim(path: Path, config: JobConfig) -> None:
-    run_directory._LOCK_WAIT_SECONDS = 0.5
-    RunDirectory(path=path).claim(config, data_identity=IDENTITY, owner=True)
+    directory = RunDirectory(path=path)
+    directory.path.mkdir(parents=True, exist_ok=True)
+    directory.lock(wait_seconds=0.5)
+    directory.claim(config, data_identity=IDENTITY, owner=True)
 
 
 def claim_and_stay(path: Path, config: JobConfig) -> None:
