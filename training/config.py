@@ -15,18 +15,12 @@ from typing import Annotated, Any, Literal
 
 from training import schema
 from training.errors import ConfigError, Problem
-from training.schema import FIXED, Pattern, Range
+from training.fault_config import RehearsalConfig, plan_problems
+from training.schema import FIXED, Count, Pattern, Positive, Range, Seconds
 
 Layers = Literal["none", "in_process", "in_job", "both"]
+NonFinitePolicy = Literal["stop", "skip", "roll_back"]
 Writer = Literal["holdfast", "nvrx_torch", "dcp_sync"]
-FaultKind = Literal[
-    "exception", "hang", "sigkill", "sigstop", "launcher_kill", "node_loss", "control_loss", "sigterm"
-]
-FaultPoint = Literal["forward", "backward", "before_optimizer", "after_optimizer"]
-
-Positive = Annotated[int, Range(minimum=1)]
-Count = Annotated[int, Range(minimum=0)]
-Seconds = Annotated[float, Range(minimum=0.1)]
 Name = Annotated[
     str,
     Pattern(
@@ -170,6 +164,10 @@ class TrainingConfig:
     """Global batches an evaluation."""
     log_every_steps: Positive = 10
     """Steps between lines on the terminal; events carry every step."""
+    non_finite_loss: NonFinitePolicy = "stop"
+    """When the loss or the gradient norm is NaN or infinite; in no case is that update applied. stop: end
+    with 65 and the evidence. skip: go on with the next samples. roll_back: go back to the state before the
+    step and do it again, at most recovery.maximum_same_step_failures times, then stop."""
     threads_per_rank: Positive = 1
     """CPU threads of a rank's own arithmetic."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -257,30 +255,6 @@ class RecoveryConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fault:
-    """One planned fault of a rehearsal."""
-
-    kind: FaultKind
-    """exception: raised in the rank. hang: the rank waits for ever. sigkill, sigstop: the rank's process
-    gets that signal. launcher_kill: SIGKILL of its launcher. node_loss: everything on its node is killed
-    and the node's memory is gone. control_loss: SIGKILL of the control store. sigterm: its node is told to
-    stop, as before an eviction."""
-    rank: Count
-    """Rank that it hits, or whose launcher or node; for control_loss, the rank that sets the time."""
-    step: Positive
-    """Step during which it hits; the first step is 1."""
-    point: FaultPoint = "backward"
-    """Place in the step."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RehearsalConfig:
-    """What `training rehearse` does to the run."""
-
-    faults: tuple[Fault, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class KubernetesConfig:
     """How `k8s render` writes the Job; training itself reads none of it."""
 
@@ -326,7 +300,7 @@ class JobConfig:
     def problems(self) -> Iterator[Problem]:
         yield from self._batch_problems()
         yield from self._timeout_problems()
-        yield from self._fault_problems()
+        yield from plan_problems(self)
 
     def _batch_problems(self) -> Iterator[Problem]:
         micro_batches = self.job.world_size * self.training.gradient_accumulation_steps
@@ -350,16 +324,6 @@ class JobConfig:
         if not recovery.in_process or self.training.device == "auto":
             return  # "auto" is checked when the device is known: `check_timeouts`
         yield from check_timeouts(recovery, cuda=self.training.device == "cuda")
-
-    def _fault_problems(self) -> Iterator[Problem]:
-        for index, fault in enumerate(self.rehearsal.faults):
-            path = f"rehearsal.faults[{index}]"
-            if fault.rank >= self.job.world_size:
-                rule = f"must be below the {self.job.world_size} ranks"
-                yield Problem(path=f"{path}.rank", value=fault.rank, rule=rule, fix="lower it")
-            if fault.step > self.training.steps:
-                rule = f"must be within training.steps={self.training.steps}"
-                yield Problem(path=f"{path}.step", value=fault.step, rule=rule, fix="lower it")
 
 
 def check_timeouts(recovery: RecoveryConfig, *, cuda: bool) -> Iterator[Problem]:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from training import environment
-from training.config import Fault, FaultPoint
 from training.events import EventLog
+from training.fault_config import Fault, FaultPoint
 
 POLL_SECONDS = 0.05
 SIGNALS = {"sigkill": signal.SIGKILL, "sigstop": signal.SIGSTOP}

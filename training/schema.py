@@ -63,6 +63,10 @@ class Fixed:
 
 FIXED = Fixed()
 
+Positive = Annotated[int, Range(minimum=1)]
+Count = Annotated[int, Range(minimum=0)]
+Seconds = Annotated[float, Range(minimum=0.1)]
+
 
 def load(cls: type[T], mapping: Mapping[str, Any], *, path: str = "") -> T:
     """Build `cls` from `mapping`, or raise one `ConfigError` that lists every wrong field."""

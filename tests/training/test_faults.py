@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from training import environment
-from training.config import Fault
 from training.events import EventLog, read_events
+from training.fault_config import Fault
 from training.faults import FaultPlan, InjectedFault
 
 FAULT = Fault(kind="exception", rank=1, step=3, point="backward")
@@ -58,7 +58,7 @@ def test_recipe_faults_are_dead_outside_of_a_rehearsal(tmp_path: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from training.config import Fault
+from training.fault_config import Fault
 from training.events import EventLog
 from training.faults import FaultPlan
 run_dir = Path(sys.argv[1])

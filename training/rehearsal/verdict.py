@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from training.config import Fault
 from training.errors import EXIT_STOPPED
+from training.fault_config import Fault
 from training.goodput import Restart
 
 # Signals that a rank ends with: its own, or that of the layer which finds it hanging.

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from training.config import Fault, FaultKind
+from training.fault_config import Fault, FaultKind
 from training.goodput import Restart
 from training.rehearsal.verdict import FaultOutcome, Verdict, judge_faults, losses, same_losses
 
