@@ -23,9 +23,11 @@ _PEAK_FLOPS = {
 
 def peak_flops(device: torch.device) -> float | None:
     """Return the device's dense bf16 peak in FLOP/s, None where it is not known."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
+    return peak_flops_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def peak_flops_of(name: str) -> float | None:
+    """Return the dense bf16 peak in FLOP/s of a device by its name, None where it is not known."""
     return next((peak for part, peak in _PEAK_FLOPS.items() if part in name), None)
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks of several GPUs of one host."""

@@ -1,0 +1,84 @@
+"""Everything that takes several GPUs of one host, measured in one resumable run.
+
+    python -m bench.multi_gpu --output gpu.jsonl                         all, on all GPUs of this machine
+    python -m bench.multi_gpu --output gpu.jsonl --budget-seconds 540    stop before; start again to go on
+    python -m bench.multi_gpu --output gpu.jsonl --table                 the table of docs/benchmarks.md
+    python -m bench.multi_gpu --output try.jsonl --device cpu --tiny     small, to try it
+
+Needs token shards: `python -m training prepare`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bench.multi_gpu import machine
+from bench.multi_gpu.plan import Measurement, measurements
+from bench.multi_gpu.results import Results
+from bench.multi_gpu.runs import BenchmarkError, Settings
+from training.processes import adopt_orphans
+
+logger = logging.getLogger("bench.multi_gpu")
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    results = Results(arguments.output)
+    deadline = time.monotonic() + arguments.budget_seconds
+    adopt_orphans()
+    settings = Settings(
+        directory=arguments.directory,
+        data=arguments.data,
+        device=arguments.device,
+        gpus=arguments.ranks or machine.gpu_count() or 1,
+        tiny=arguments.tiny,
+    )
+    for measurement in measurements(settings):
+        if arguments.only and not any(part in measurement.name for part in arguments.only):
+            continue
+        if not results.has(measurement.name):
+            _measure(measurement, settings, results, seconds_left=deadline - time.monotonic())
+    return 0
+
+
+def _measure(measurement: Measurement, settings: Settings, results: Results, *, seconds_left: float) -> None:
+    if seconds_left < measurement.seconds:
+        logger.info("%s: left for the next run, %.0f s are left", measurement.name, seconds_left)
+        return
+    logger.info("%s ...", measurement.name)
+    start = time.monotonic()
+    try:
+        rows = measurement.measure(settings)
+    except (BenchmarkError, subprocess.TimeoutExpired) as error:
+        logger.error("%s: %s", measurement.name, error)
+        rows = [{"section": measurement.section, "failure": str(error)[-2000:]}]
+    results.add(measurement.name, rows, machine=machine.describe())
+    for row in rows:
+        logger.info("  %s", {key: value for key, value in row.items() if key != "failure"})
+    logger.info("%s: %.0f s", measurement.name, time.monotonic() - start)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench.multi_gpu", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--output", type=Path, required=True, help="JSON lines; what is there is not repeated"
+    )
+    parser.add_argument("--budget-seconds", type=float, default=1e9, help="begin nothing that takes longer")
+    parser.add_argument("--only", action="append", help="only measurements whose name contains this")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--ranks", type=int, help="default: one a GPU")
+    parser.add_argument("--tiny", action="store_true", help="smallest sizes")
+    parser.add_argument("--data", type=Path, default=Path("runs/data/python-stdlib"))
+    parser.add_argument("--directory", type=Path, default=Path("runs/multi-gpu"))
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Section 4: a durable checkpoint is written at one number of ranks and read at another, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from bench.multi_gpu import recipes
+from bench.multi_gpu.recipes import Workload
+from bench.multi_gpu.runs import Event, Run, Settings, by_launch, wait_for
+from k8s.model_size import state_bytes
+from training.config import load_recipe
+
+_LEG_SECONDS = 200.0
+
+
+def measure(workload: Workload, settings: Settings, *, save_every_steps: int) -> list[dict[str, Any]]:
+    """Save, resume at half the ranks, save, resume at all; return one row a leg."""
+    rows = []
+    samples = workload.samples_per_rank * settings.gpus
+    root = settings.directory / "durable"
+    legs = (settings.gpus, max(1, settings.gpus // 2), settings.gpus)
+    for number, ranks in enumerate(legs):
+        tables = recipes.recipe(
+            workload,
+            name="durable",
+            data=settings.data,
+            nodes=1,
+            ranks_per_node=ranks,
+            device=settings.device,
+            checkpoint={"every_steps": save_every_steps, "deadline_seconds": 180.0},
+        )
+        tables["data"]["global_batch_samples"] = samples
+        recipe = recipes.write(root / f"recipe-{number}.toml", tables)
+        run = Run(name=f"durable-{number}", command=by_launch(recipe, root / "run"), directory=root / "run")
+        wanted = save_every_steps * (number + 1)
+        with run:
+            run.skip_old_events()
+            wait_for([run], partial(_is_committed, step=wanted), seconds=_LEG_SECONDS)
+        size = state_bytes(load_recipe(recipe))
+        rows.append({"section": "durable", "leg": number, "ranks": ranks, **_leg(run.events, wanted, size)})
+    return rows
+
+
+def _is_committed(run: Run, step: int) -> bool:
+    return any(
+        event["event"] == "checkpoint" and event["status"] == "committed" and event["step"] == step
+        for event in run.events
+    )
+
+
+def _leg(events: Sequence[Event], step: int, size_bytes: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"state_gb": round(size_bytes / 1e9, 2)}
+    restored = [event for event in events if event["event"] == "restored"]
+    if restored:
+        phases: Mapping[str, float] = restored[0]["phases"]
+        slowest = {name: max(float(e["phases"].get(name, 0.0)) for e in restored) for name in phases}
+        row.update(
+            resumed_at=restored[0]["step"], restored_from=restored[0]["source"], restore_phases=slowest
+        )
+        row["load_gbps"] = round(size_bytes / 1e9 / max(slowest.get("load", 0.0), 1e-9), 2)
+    saves = [e for e in events if e.get("name") == "save" and e.get("step") == step]
+    marks = {
+        e["status"]: float(e["time"]) for e in events if e["event"] == "checkpoint" and e["step"] == step
+    }
+    row["save_call_ms"] = round(1e3 * max((float(e["seconds"]) for e in saves), default=0.0), 2)
+    row["drain_seconds"] = round(marks["committed"] - marks["scheduled"], 2)
+    row["drain_gbps"] = round(size_bytes / 1e9 / max(row["drain_seconds"], 1e-9), 2)
+    return row

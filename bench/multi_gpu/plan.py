@@ -1,0 +1,166 @@
+"""All measurements, in the order in which they are worth their time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from bench.multi_gpu import durable, endurance, recovery, training_speed
+from bench.multi_gpu.recipes import Workload
+from bench.multi_gpu.recovery import RecoveryCase, fault
+from bench.multi_gpu.runs import BenchmarkError, Settings
+from bench.multi_gpu.training_speed import SpeedCase
+
+_RANKS_LIMIT_SECONDS = 150.0
+_TINY = Workload(model="tiny", sequence_length_tokens=32, samples_per_rank=2)
+_RECOVERY = Workload(model="1b", sequence_length_tokens=8192, samples_per_rank=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """Something that is measured in one go."""
+
+    name: str
+    section: str
+    seconds: float
+    """About how long it takes: it is not begun with less time left."""
+    measure: Callable[[Settings], Sequence[dict[str, Any]]]
+
+
+def measurements(settings: Settings) -> Iterator[Measurement]:
+    """Yield all measurements of this machine."""
+    yield _ranks_measurement("copies", ["host_copies", "peer_copies", "contention"], settings)
+    for case in speed_cases(settings):
+        yield Measurement(
+            name=case.name,
+            section="speed",
+            seconds=90.0 if case.resilient else 60.0,
+            measure=partial(training_speed.measure, case),
+        )
+    yield from _recovery_measurements(settings)
+
+
+def _recovery_measurements(settings: Settings) -> Iterator[Measurement]:
+    for case in recovery_cases(settings):
+        yield Measurement(
+            name=case.name,
+            section="recovery",
+            seconds=180.0,
+            measure=partial(recovery.measure, case),
+        )
+    workload = _TINY if settings.tiny else _RECOVERY
+    restarts = 3 if settings.tiny else 20
+    yield Measurement(
+        name=f"{restarts} restarts x{settings.gpus}",
+        section="endurance",
+        seconds=100.0,
+        measure=lambda found: endurance.measure(workload, found, restarts=restarts),
+    )
+    yield Measurement(
+        name=f"durable x{settings.gpus}",
+        section="durable",
+        seconds=120.0,
+        measure=lambda found: durable.measure(workload, found, save_every_steps=4 if found.tiny else 10),
+    )
+
+
+def recovery_cases(settings: Settings) -> Iterator[RecoveryCase]:
+    """Yield the runs of section 3; the faults hit the last rank, which is not the coordinator."""
+    workload = _TINY if settings.tiny else _RECOVERY
+    last = settings.gpus - 1
+    yield RecoveryCase(
+        name=f"recovery x{settings.gpus}",
+        workload=workload,
+        steps=44,
+        faults=(
+            fault("exception", rank=last, step=8),
+            fault("hang", rank=last, step=14, point="forward"),
+            fault("sigkill", rank=last, step=20, point="before_optimizer"),
+            fault("launcher_kill", rank=last, step=28),
+            fault("control_loss", rank=0, step=36),
+        ),
+    )
+    if settings.gpus > 1:
+        yield RecoveryCase(
+            name=f"node loss x{settings.gpus}",
+            workload=workload,
+            steps=24,
+            spares=1,
+            save_every_steps=8,
+            faults=(fault("node_loss", rank=last, step=19),),
+        )
+
+
+def speed_cases(settings: Settings) -> Iterator[SpeedCase]:
+    """Yield what section 1 runs: every workload at 1, 2, 4, ... ranks, off and on."""
+    if settings.tiny:
+        for resilient in (False, True):
+            yield SpeedCase(
+                workload=_TINY,
+                ranks=settings.gpus,
+                resilient=resilient,
+                warm_up_steps=2,
+                window_steps=4,
+                save_step=10,
+            )
+        return
+    small = Workload(model="1b", sequence_length_tokens=8192, samples_per_rank=4)
+    large = Workload(model="8b", sequence_length_tokens=8192, samples_per_rank=2)
+    largest = settings.gpus
+    for ranks in reversed(_rank_counts(settings)):
+        for resilient in (False, True):
+            yield SpeedCase(workload=small, ranks=ranks, resilient=resilient)
+    if largest > 1:
+        yield SpeedCase(workload=large, ranks=largest, resilient=False, warm_up_steps=4, window_steps=8)
+    yield SpeedCase(workload=small, ranks=largest, resilient=False, repetition=1)
+    quarter = Workload(model="8b/8", sequence_length_tokens=8192, samples_per_rank=4)
+    for ranks in reversed(_rank_counts(settings)):
+        yield SpeedCase(workload=quarter, ranks=ranks, resilient=False, window_steps=20)
+
+
+def _rank_counts(settings: Settings) -> list[int]:
+    return [count for count in (1, 2, 4, 8) if count <= settings.gpus]
+
+
+def _ranks_measurement(name: str, parts: Sequence[str], settings: Settings) -> Measurement:
+    return Measurement(
+        name=f"{name} x{settings.gpus}",
+        section="copies",
+        seconds=100.0,
+        measure=partial(_run_ranks, name, parts),
+    )
+
+
+def _run_ranks(name: str, parts: Sequence[str], settings: Settings) -> list[dict[str, Any]]:
+    """Run `bench.multi_gpu.ranks` on all GPUs; rows that were written before a failure are kept."""
+    output = settings.directory / f"{name}.jsonl"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.unlink(missing_ok=True)
+    state = ["--state-mb", "8"] if settings.tiny else []
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *(f"--nproc-per-node={settings.gpus}", "-m", "bench.multi_gpu.ranks"),
+        *(str(output), *parts, *state),
+    ]
+    environ = dict(os.environ)
+    if settings.device == "cpu":
+        environ["CUDA_VISIBLE_DEVICES"] = ""
+    done = subprocess.run(
+        command,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_RANKS_LIMIT_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        kept = output.read_text() if output.exists() else ""
+        raise BenchmarkError(f"{name}: ended with {done.returncode}\n{done.stdout[-4000:]}\n{kept}")
+    return [json.loads(line) for line in output.read_text().splitlines()]

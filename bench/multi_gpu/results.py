@@ -1,0 +1,38 @@
+"""Measurements as JSON lines, so that a run that was cut off goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+class Results:
+    """The rows measured so far; every row has `measurement`, the name of what produced it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.rows: list[Row] = list(read_rows(path)) if path.exists() else []
+
+    def has(self, measurement: str) -> bool:
+        """Say whether a measurement is there and did not fail."""
+        return any(row["measurement"] == measurement and "failure" not in row for row in self.rows)
+
+    def add(self, measurement: str, rows: Iterable[Row], **common: Any) -> None:
+        """Append the rows of one measurement."""
+        with self.path.open("a") as file:
+            for row in rows:
+                full = {"measurement": measurement, "time": round(time.time()), **common, **row}
+                file.write(json.dumps(full) + "\n")
+                self.rows.append(full)
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file; of a measurement that was repeated, all of them."""
+    for line in path.read_text().splitlines():
+        yield json.loads(line)
