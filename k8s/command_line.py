@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import NoReturn
-
-from training.errors import EXIT_CONFIG
+import math
 
 
-class CommandParser(argparse.ArgumentParser):
-    """Arguments of one command. A wrong one is a wrong setting: `doctor` means something else by 2."""
+def command_parser(command: str, docstring: str | None) -> argparse.ArgumentParser:
+    """Return a parser for one command, described by the first line of its module's docstring."""
+    first_line = (docstring or "").partition("\n")[0]
+    description = first_line.removeprefix(f"`k8s {command}`: ")
+    description = description[:1].upper() + description[1:]
+    return argparse.ArgumentParser(prog=f"python -m k8s {command}", description=description)
 
-    def __init__(self, command: str, description: str | None) -> None:
-        """Name the command, and describe it by the first line of `description`."""
-        first_line = (description or "").partition("\n")[0]
-        super().__init__(prog=f"python -m k8s {command}", description=first_line)
 
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(EXIT_CONFIG, f"error: {message}\n")
+def positive(text: str) -> float:
+    """Read a number above 0; argparse names the option that holds another value."""
+    number = float(text)
+    if not (math.isfinite(number) and number > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
+    return number

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from k8s import prices
-from k8s.command_line import CommandParser
+from k8s.command_line import command_parser, positive
 from k8s.doctor import load_cluster
 from k8s.status_table import duration, table
 from stacks.config import ClusterConfig
@@ -31,17 +31,12 @@ class Item:
 
 
 def main(arguments: list[str]) -> int:
-    parser = CommandParser("cost", __doc__)
+    parser = command_parser("cost", __doc__)
     parser.add_argument(
         "--cluster", type=Path, default=Path("cdk.json"), metavar="FILE", help="default: %(default)s"
     )
     parser.add_argument("--goodput", type=Path, metavar="FILE", help="from `training goodput RUN_DIR --json`")
-    parser.add_argument(
-        "--gpu-hour",
-        type=float,
-        metavar="DOLLARS",
-        help="what you pay for a GPU node",
-    )
+    parser.add_argument("--gpu-hour", type=positive, metavar="DOLLARS", help="what you pay for a GPU node")
     parser.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args(arguments)
     config = load_cluster(options.cluster)
@@ -143,8 +138,11 @@ def _item(name: str, quantity: float, each: float) -> Item:
 
 def _read_goodput(path: Path) -> dict[str, Any]:
     try:
-        report: dict[str, Any] = json.loads(path.read_text())
+        report = json.loads(path.read_text())
+        return {key: report[key] for key in ("parts", "residual_seconds", "wall_seconds")}
     except (OSError, ValueError) as error:
-        fix = "write it with `python -m training goodput RUN_DIR --json`"
-        raise ConfigError.of("--goodput", str(path), f"cannot be read ({error})", fix) from error
-    return report
+        rule = f"cannot be read ({error})"
+    except (KeyError, TypeError):
+        rule = "is no goodput report"
+    fix = "write it with `python -m training goodput RUN_DIR --json`"
+    raise ConfigError.of("--goodput", str(path), rule, fix)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from k8s import jobs
-from k8s.command_line import CommandParser
+from k8s.command_line import command_parser
 from k8s.trainer import DIRECTORY_ANNOTATION
 
 
 def main(arguments: list[str]) -> int:
-    parser = CommandParser(
-        "delete", "Stop a run and remove its Kubernetes objects. Checkpoints and events stay."
-    )
+    parser = command_parser("delete", __doc__)
     jobs.add_cluster_arguments(parser)
     options = parser.parse_args(arguments)
     kubectl = jobs.kubectl_of(options)

@@ -13,21 +13,21 @@ from pathlib import Path
 from k8s.after_deploy import DeployedCluster
 from k8s.before_deploy import Account
 from k8s.checkpoint_time import check_checkpoint_time
-from k8s.command_line import CommandParser
+from k8s.command_line import command_parser, positive
 from k8s.findings import Check, Finding, as_json, as_table, exit_code, warn
 from k8s.images import check_images
 from k8s.jobs import add_cluster_arguments
 from k8s.kubectl import Kubectl
 from k8s.outputs import load_outputs
 from k8s.run import load_run
-from k8s.smoke import smoke_checks
+from k8s.smoke import run_smoke
 from stacks.config import ClusterConfig, from_context
 from training.config import load_recipe
 from training.errors import ConfigError, RunError
 
 
 def main(arguments: list[str]) -> int:
-    parser = CommandParser("doctor", __doc__)
+    parser = command_parser("doctor", __doc__)
     parser.add_argument("recipe", type=Path, nargs="?", metavar="RECIPE", help="a run that is to fit")
     stage = parser.add_mutually_exclusive_group()
     stage.add_argument(
@@ -38,8 +38,12 @@ def main(arguments: list[str]) -> int:
         help="before the deploy: file with the `cluster` context (default: %(default)s)",
     )
     stage.add_argument("--outputs", type=Path, metavar="FILE", help="after the deploy: outputs of the stacks")
-    parser.add_argument("--smoke", action="store_true", help="also run pods: mount, and NCCL over EFA")
-    parser.add_argument("--step-seconds", type=float, help="time of a step, to judge the checkpoint interval")
+    parser.add_argument(
+        "--smoke", action="store_true", help="after the deploy: also run pods, for mount and NCCL over EFA"
+    )
+    parser.add_argument(
+        "--step-seconds", type=positive, metavar="S", help="time of a step, to judge the checkpoint interval"
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     add_cluster_arguments(parser, with_name=False)
     options = parser.parse_args(arguments)
@@ -52,13 +56,18 @@ def run_checks(checks: Iterable[Check]) -> Iterator[Finding]:
     """Run checks; one that may not look (no permission, no network) is a warning and hides no other."""
     from botocore.exceptions import BotoCoreError, ClientError
 
+    blind: set[Finding] = set()  # without credentials all checks say the same
     for check in checks:
         try:
             yield from check()
+            continue
         except (BotoCoreError, ClientError) as error:
-            yield warn("aws", f"could not look: {error}", "check credentials, permissions and region")
+            reason = warn("aws", f"could not look: {error}", "check credentials, permissions and region")
         except RunError as error:
-            yield warn("kubernetes", f"could not look: {error}", "check the context and your rights")
+            reason = warn("kubernetes", f"could not look: {error}", "check the context and your rights")
+        if reason not in blind:
+            blind.add(reason)
+            yield reason
 
 
 def load_cluster(path: Path) -> ClusterConfig:
@@ -68,13 +77,19 @@ def load_cluster(path: Path) -> ClusterConfig:
         ConfigError: The file can't be read, or the context is wrong.
     """
     try:
-        context = json.loads(path.read_text()).get("context", {})
+        content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError.of("--cluster", str(path), f"cannot be read ({error})", "give cdk.json") from error
+    context = content.get("context") if isinstance(content, dict) else None
+    if not isinstance(context, dict):
+        raise ConfigError.of("--cluster", str(path), "has no `context` table", "give cdk.json")
     return from_context(context.get("cluster"))
 
 
 def _checks(options: argparse.Namespace) -> Iterator[Check]:
+    if options.smoke and not (options.outputs and options.recipe):
+        fix = "give the recipe that is to run and the outputs of the stacks"
+        raise ConfigError.of("--smoke", None, "needs RECIPE and --outputs", fix)
     return _after(options) if options.outputs else _before(options)
 
 
@@ -98,8 +113,8 @@ def _after(options: argparse.Namespace) -> Iterator[Check]:
     yield lambda: check_images(outputs, boto3.Session())
     if options.recipe:
         yield _checkpoint_check(options, capacity_gib=outputs.file_system_capacity_gib)
-    if options.smoke:
-        yield from smoke_checks(cluster)
+    if options.smoke and run is not None:
+        yield lambda: run_smoke(kubectl, run)
 
 
 def _checkpoint_check(options: argparse.Namespace, *, capacity_gib: int) -> Check:

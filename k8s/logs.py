@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from k8s import control, jobs
-from k8s.command_line import CommandParser
+from k8s.command_line import command_parser
 from k8s.report import PodStatus, cluster_report
 from training.errors import RunError
 
@@ -14,7 +14,7 @@ _MAXIMUM_PODS_FOLLOWED = 100
 
 
 def main(arguments: list[str]) -> int:
-    parser = CommandParser("logs", __doc__)
+    parser = command_parser("logs", __doc__)
     jobs.add_cluster_arguments(parser)
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--rank", type=int, help="the node that this rank runs on now")

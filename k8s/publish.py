@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from k8s import jobs
-from k8s.command_line import CommandParser
+from k8s.command_line import command_parser
 from k8s.goodput import Goodput
 from k8s.kubectl import Kubectl
 from k8s.network import control_name
@@ -30,7 +30,7 @@ STORE_END_SECONDS = 60.0
 
 
 def main(arguments: list[str]) -> int:
-    parser = CommandParser("publish", __doc__)
+    parser = command_parser("publish", __doc__)
     jobs.add_cluster_arguments(parser)
     parser.add_argument("--recipe", type=Path, required=True, help="recipe of the run")
     parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run")

@@ -1,4 +1,4 @@
-"""`k8s render`: the manifests of a recipe, on standard output."""
+"""`k8s render`: write a Job and what belongs to it as YAML for `kubectl apply -f -`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from k8s.command_line import CommandParser
+from k8s.command_line import command_parser
 from k8s.manifests import JOB_KINDS, render
 from k8s.outputs import load_outputs
 from k8s.run import Run, load_run
 
 
 def main(arguments: list[str]) -> int:
-    parser = CommandParser("render", "Write a Job and what belongs to it as YAML for `kubectl apply -f -`.")
+    parser = command_parser("render", __doc__)
     add_run_arguments(parser)
     parser.add_argument(
         "--with-prerequisites",

@@ -13,14 +13,12 @@ from typing import Any
 import yaml
 
 from k8s import jobs, trainer
-from k8s.after_deploy import DeployedCluster
-from k8s.findings import Check, Finding, fail, ok, warn
+from k8s.findings import Finding, fail, ok, warn
 from k8s.kubectl import Kubectl
 from k8s.manifests import job_name
 from k8s.pod import Manifest, recipe_config_map
 from k8s.run import SHARED_FILE_SYSTEM, Run
 from training import environment
-from training.errors import ConfigError
 from training.nvrx_version import KNOWN_VERSIONS
 
 MARK = "holdfast-smoke"  # of the result line; training/smoke.py writes it
@@ -32,18 +30,6 @@ _POLL_SECONDS = 5.0
 _SLOW, _BROKEN = 0.5, 0.2
 _EFA_LINE = "provider is efa"
 _BROKEN_NCCL = ((2, 28, 3), (2, 28, 8))  # segfaults with in-process restart (NVRx 0.5 release notes)
-
-
-def smoke_checks(cluster: DeployedCluster) -> list[Check]:
-    """Return the check that runs the smoke Job.
-
-    Raises:
-        ConfigError: No recipe says which pods to try.
-    """
-    run = cluster.run
-    if run is None:
-        raise ConfigError.of("RECIPE", None, "is needed with --smoke", "give the recipe that is to run")
-    return [lambda: run_smoke(cluster.kubectl, run)]
 
 
 def run_smoke(kubectl: Kubectl, run: Run) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from k8s import jobs
-from k8s.command_line import CommandParser
+from k8s.command_line import command_parser
 from k8s.report import Report, cluster_report, directory_reader
 from k8s.status_table import render_status
 from training.errors import ConfigError
@@ -27,7 +27,7 @@ _CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
 def main(arguments: list[str]) -> int:
-    parser = CommandParser("status", __doc__)
+    parser = command_parser("status", __doc__)
     jobs.add_cluster_arguments(parser)
     parser.add_argument("--run-dir", type=Path, help="read the events there and ask no cluster")
     parser.add_argument("--recipe", type=Path, help="recipe of the run; needed with --run-dir")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from k8s import jobs
-from k8s.command_line import CommandParser
+from k8s.command_line import command_parser
 from k8s.kubectl import Kubectl
 from k8s.manifests import JobKind, job_name, job_objects, render
 from k8s.render import add_run_arguments, run_of
@@ -12,7 +12,7 @@ from training.errors import RunError
 
 
 def main(arguments: list[str]) -> int:
-    parser = CommandParser("submit", __doc__)
+    parser = command_parser("submit", __doc__)
     add_run_arguments(parser)
     jobs.add_cluster_arguments(parser, with_name=False)
     parser.add_argument(

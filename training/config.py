@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from training import schema
 from training.errors import ConfigError, Problem
+from training.kubernetes_config import KubernetesConfig
 from training.fault_config import RehearsalConfig, plan_problems
 from training.schema import FIXED, Count, Pattern, Positive, Range, Seconds
 
@@ -252,31 +253,6 @@ class RecoveryConfig:
             if getattr(self, low) >= getattr(self, high):
                 rule = f"must be below {high}={getattr(self, high):g}"
                 yield Problem(path=low, value=getattr(self, low), rule=rule, fix="lower it")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KubernetesConfig:
-    """How `k8s render` writes the Job; training itself reads none of it."""
-
-    queue: str = ""
-    """Kueue LocalQueue that admits the Job; empty for no queue."""
-    hugepages_mib: Count = 0
-    """2 MiB huge pages a pod, for libfabric. Pending for ever where the nodes preallocate none."""
-    image_registry: str = ""
-    """Registry host (and prefix) that replaces that of the stack's images."""
-    image_pull_secret: str = ""
-    """Secret of the namespace to pull with; not needed for ECR."""
-    token_secret: str = "huggingface"
-    """Secret whose key `token` opens gated hub models; mounted as a file, may be missing."""
-    ttl_seconds: Annotated[int, Range(minimum=600)] = 21600
-    """How long a finished Job, its pods and their logs stay."""
-    model_parameters: Count = 0
-    """Parameters of the model, where they can't be computed from `model`; sizes /dev/shm."""
-    lock_memory: Literal["pod", "node"] = "pod"
-    """Who lifts the memory-lock limit for EFA: the pod (capability IPC_LOCK, beyond Pod Security
-    "baseline") or the node (RLIMIT_MEMLOCK in containerd's base runtime spec)."""
-    restart_in_place: bool = False
-    """Restart a trainer container that ends with 1 in its pod (Kubernetes 1.35 or newer)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
