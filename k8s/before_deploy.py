@@ -126,14 +126,26 @@ def check_capacity(account: Account) -> Iterator[Finding]:
     gpu = account.config.gpu
     if not gpu.capacity.reservation_id:
         return
-    found = account.client("ec2").describe_capacity_reservations(
-        CapacityReservationIds=[gpu.capacity.reservation_id]
-    )["CapacityReservations"]
+    describe = account.client("ec2").describe_capacity_reservations
+    ids = [gpu.capacity.reservation_id]
+    found = _found(lambda: describe(CapacityReservationIds=ids)["CapacityReservations"])
     if not found:
         fix = "check gpu.capacity.reservation_id and the region"
         yield fail("capacity", f"{gpu.capacity.reservation_id} does not exist", fix)
         return
     yield from _reservation_findings(account.config, found[0])
+
+
+def _found(describe: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return what EC2 describes, or nothing where it refuses the id as unknown."""
+    from botocore.exceptions import ClientError
+
+    try:
+        return describe()
+    except ClientError as error:
+        if not error.response["Error"]["Code"].endswith((".NotFound", ".Malformed")):
+            raise
+        return []
 
 
 def _reservation_findings(config: ClusterConfig, found: dict[str, Any]) -> Iterator[Finding]:
@@ -210,8 +222,13 @@ def check_existing_subnet(account: Account) -> Iterator[Finding]:
     existing, gpu = account.config.network.existing, account.config.gpu
     if existing is None:
         return
-    subnet = account.client("ec2").describe_subnets(SubnetIds=[existing.training_subnet_id])["Subnets"][0]
-    zone = account.config.network.training_zone.name
+    describe = account.client("ec2").describe_subnets
+    found = _found(lambda: describe(SubnetIds=[existing.training_subnet_id])["Subnets"])
+    if not found:
+        fix = "check network.existing.training_subnet_id and the region"
+        yield fail("subnet", f"{existing.training_subnet_id} does not exist", fix)
+        return
+    subnet, zone = found[0], account.config.network.training_zone.name
     if subnet["AvailabilityZone"] != zone:
         fix = "name a subnet of the training zone"
         yield fail("subnet", f"{subnet['SubnetId']} is in {subnet['AvailabilityZone']}, not {zone}", fix)

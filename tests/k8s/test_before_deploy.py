@@ -1,4 +1,4 @@
-"""The doctor's account checks against moto, and against canned answers where moto has no such call."""
+"""The doctor's account checks against moto, with the calls that it lacks added (aws_calls.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import boto3
 import pytest
-from botocore.awsrequest import AWSResponse
 from moto import mock_aws
 
 from k8s.before_deploy import (
@@ -29,6 +28,7 @@ from k8s.findings import Finding
 from k8s.images import check_images
 from k8s.outputs import StackOutputs
 from stacks.config import AccessConfig, CapacityConfig, ClusterConfig, ExistingNetwork, Zone
+from tests.k8s.aws_calls import AwsCalls
 from tests.k8s.conftest import ROOT
 
 RESERVATION = "cr-0123456789abcdef0"
@@ -48,14 +48,9 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[boto3.Session]:
         yield boto3.Session()
 
 
-def answer(session: boto3.Session, operation: str, result: dict[str, Any], *, status: int = 200) -> None:
-    """Let one API operation that moto lacks return `result`."""
-
-    def reply(**_: Any) -> tuple[AWSResponse, dict[str, Any]]:
-        metadata = {"HTTPStatusCode": status, "RequestId": "test"}
-        return AWSResponse("https://aws", status, {}, None), {**result, "ResponseMetadata": metadata}
-
-    session.events.register(f"before-call.{operation}", reply)
+@pytest.fixture
+def aws(session: boto3.Session, monkeypatch: pytest.MonkeyPatch) -> AwsCalls:
+    return AwsCalls(monkeypatch)
 
 
 def with_network(config: ClusterConfig, **fields: Any) -> ClusterConfig:
@@ -123,21 +118,22 @@ def test_a_zone_with_another_id_fails(config: ClusterConfig, session: boto3.Sess
 
 
 def test_a_zone_without_control_planes_fails(config: ClusterConfig, session: boto3.Session) -> None:
-    zone = {"ZoneName": "us-west-2b", "ZoneId": "use1-az3"}
-    other = {"ZoneName": "us-west-2c", "ZoneId": "usw2-az3"}
-    answer(session, "ec2.DescribeAvailabilityZones", {"AvailabilityZones": [zone, other]})
-    (found,) = failures(check_zones(Account(config=config, session=session)))
-    assert "hosts no EKS control plane" in found
+    # GIVEN the zone of us-east-1 that use1-az3 is for moto's account, and one that hosts control planes
+    ec2 = session.client("ec2", region_name="us-east-1")
+    names = {z["ZoneId"]: z["ZoneName"] for z in ec2.describe_availability_zones()["AvailabilityZones"]}
+    there = dataclasses.replace(config, region="us-east-1")
+    other = (Zone(name=names["use1-az1"]),)
+    there = with_network(there, training_zone=Zone(name=names["use1-az3"]), control_plane_zones=other)
+    # THEN
+    (found,) = failures(check_zones(Account(config=there, session=session)))
+    assert "is use1-az3, which hosts no EKS control plane" in found
 
 
 def test_offering(config: ClusterConfig, session: boto3.Session) -> None:
     assert not failures(check_offering(Account(config=config, session=session)))
-    rare = dataclasses.replace(config, gpu=dataclasses.replace(config.gpu, instance_type="p6-b300.48xlarge"))
-    answer(
-        session, "ec2.DescribeInstanceTypeOfferings", {"InstanceTypeOfferings": [{"Location": "us-west-2a"}]}
-    )
+    rare = dataclasses.replace(config, gpu=dataclasses.replace(config.gpu, instance_type="p5e.48xlarge"))
     (found,) = failures(check_offering(Account(config=rare, session=session)))
-    assert found == "p6-b300.48xlarge is not offered in us-west-2b; use us-west-2a"
+    assert found == "p5e.48xlarge is not offered in us-west-2b; use us-west-2c"
 
 
 def reservation(**fields: Any) -> dict[str, Any]:
@@ -149,21 +145,23 @@ def reservation(**fields: Any) -> dict[str, Any]:
         "TotalInstanceCount": 3,
         "AvailableInstanceCount": 3,
     }
-    return {"CapacityReservations": [{**found, **fields}]}
+    return {**found, **fields}
 
 
-def test_a_fitting_reservation(config: ClusterConfig, session: boto3.Session) -> None:
+def test_a_fitting_reservation(config: ClusterConfig, session: boto3.Session, aws: AwsCalls) -> None:
     reserved = with_capacity(config, CapacityConfig(mode="reservation", reservation_id=RESERVATION))
-    answer(session, "ec2.DescribeCapacityReservations", reservation())
+    aws.reservations(reservation())
     assert not failures(check_capacity(Account(config=reserved, session=session)))
 
 
-def test_a_reservation_that_fits_in_nothing(config: ClusterConfig, session: boto3.Session) -> None:
+def test_a_reservation_that_fits_in_nothing(
+    config: ClusterConfig, session: boto3.Session, aws: AwsCalls
+) -> None:
     reserved = with_capacity(config, CapacityConfig(mode="reservation", reservation_id=RESERVATION))
     wrong = reservation(
         State="expired", AvailabilityZone="us-west-2a", InstanceType="p4d.24xlarge", TotalInstanceCount=1
     )
-    answer(session, "ec2.DescribeCapacityReservations", wrong)
+    aws.reservations(wrong)
     found = failures(check_capacity(Account(config=reserved, session=session)))
     assert [message.split("; ")[0] for message in found] == [
         f"{RESERVATION} is expired",
@@ -173,16 +171,27 @@ def test_a_reservation_that_fits_in_nothing(config: ClusterConfig, session: boto
     ]
 
 
-def test_a_block_that_ends_at_another_time(config: ClusterConfig, session: boto3.Session) -> None:
+def test_a_reservation_that_nobody_knows(
+    config: ClusterConfig, session: boto3.Session, aws: AwsCalls
+) -> None:
+    reserved = with_capacity(config, CapacityConfig(mode="reservation", reservation_id=RESERVATION))
+    aws.reservations()
+    (found,) = failures(check_capacity(Account(config=reserved, session=session)))
+    assert found == f"{RESERVATION} does not exist; check gpu.capacity.reservation_id and the region"
+
+
+def test_a_block_that_ends_at_another_time(
+    config: ClusterConfig, session: boto3.Session, aws: AwsCalls
+) -> None:
     capacity = CapacityConfig(mode="capacity-block", reservation_id=RESERVATION, end="2026-12-09T11:30:00Z")
     end = datetime.datetime(2026, 12, 8, 11, 30, tzinfo=datetime.UTC)
-    answer(session, "ec2.DescribeCapacityReservations", reservation(State="scheduled", EndDate=end))
+    aws.reservations(reservation(State="scheduled", EndDate=end))
     (found,) = failures(check_capacity(Account(config=with_capacity(config, capacity), session=session)))
     assert found.endswith("set gpu.capacity.end to 2026-12-08T11:30:00Z")
 
 
-def test_quotas_of_a_new_account(config: ClusterConfig, session: boto3.Session) -> None:
-    answer(session, "service-quotas.GetServiceQuota", {"Quota": {"Value": 5.0}})
+def test_quotas_of_a_new_account(config: ClusterConfig, session: boto3.Session, aws: AwsCalls) -> None:
+    aws.quotas(5.0)
     found = failures(check_quotas(Account(config=config, session=session)))
     assert found[0].startswith(
         "Running On-Demand P instances, vCPU: 5, needed 576; aws service-quotas request"
@@ -193,13 +202,13 @@ def test_quotas_of_a_new_account(config: ClusterConfig, session: boto3.Session) 
 
 
 def test_what_is_there_already_counts_against_the_quota(
-    config: ClusterConfig, session: boto3.Session
+    config: ClusterConfig, session: boto3.Session, aws: AwsCalls
 ) -> None:
     ec2 = session.client("ec2", region_name="us-west-2")
     for _ in range(4):
         ec2.create_vpc(CidrBlock="10.0.0.0/16")  # beside the default one
         ec2.allocate_address(Domain="vpc")
-    answer(session, "service-quotas.GetServiceQuota", {"Quota": {"Value": 5.0}})
+    aws.quotas(5.0)
     findings = {f.message.split(":")[0]: f for f in check_quotas(Account(config=config, session=session))}
     assert findings["VPCs per Region"].level == "FAIL"
     assert findings["VPCs per Region"].message.endswith("5, needed 6")
@@ -207,10 +216,8 @@ def test_what_is_there_already_counts_against_the_quota(
 
 
 def test_a_quota_without_a_value_is_a_warning(config: ClusterConfig, session: boto3.Session) -> None:
-    error = {"Error": {"Code": "NoSuchResourceException", "Message": "none"}}
-    answer(session, "service-quotas.GetServiceQuota", error, status=400)
-    findings = list(check_quotas(Account(config=config, session=session)))
-    assert {finding.level for finding in findings} == {"WARN"}
+    levels = {f.name: f.level for f in check_quotas(Account(config=config, session=session))}
+    assert levels["quota L-417A185B"] == levels["quota L-AD2FC696"] == "WARN"
 
 
 @pytest.mark.parametrize(
@@ -223,13 +230,10 @@ def test_a_quota_without_a_value_is_a_warning(config: ClusterConfig, session: bo
     ],
 )
 def test_kubernetes_version(
-    config: ClusterConfig, session: boto3.Session, status: str, support: Any, message: str
+    config: ClusterConfig, session: boto3.Session, aws: AwsCalls, status: str, support: Any, message: str
 ) -> None:
-    versions = [
-        {"clusterVersion": "1.36", "versionStatus": status},
-        {"clusterVersion": "1.40", "versionStatus": "STANDARD_SUPPORT"},
-    ]
-    answer(session, "eks.DescribeClusterVersions", {"clusterVersions": versions})
+    versions = {"1.36": status, "1.40": "STANDARD_SUPPORT"}
+    aws.cluster_versions(versions)
     supported = dataclasses.replace(config, support=support)
     found = failures(check_kubernetes_version(Account(config=supported, session=session)))
     assert len(found) == bool(message)
@@ -251,6 +255,17 @@ def test_room_in_an_existing_subnet(config: ClusterConfig, session: boto3.Sessio
     ]
 
 
+def test_a_subnet_that_nobody_knows(config: ClusterConfig, session: boto3.Session) -> None:
+    existing = ExistingNetwork(
+        vpc_id="vpc-01234567",
+        training_subnet_id="subnet-01234567",
+        control_plane_subnet_ids=("subnet-01234567",) * 2,
+    )
+    account = Account(config=with_network(config, existing=existing), session=session)
+    (found,) = failures(check_existing_subnet(account))
+    assert found.startswith("subnet-01234567 does not exist")
+
+
 def test_images(outputs: StackOutputs, session: boto3.Session) -> None:
     ecr = session.client("ecr", region_name="us-west-2")
     ecr.create_repository(repositoryName="holdfast/trainer")
@@ -268,11 +283,19 @@ def test_images(outputs: StackOutputs, session: boto3.Session) -> None:
 
 
 def test_all_checks_run_and_a_refused_one_hides_no_other(
-    config: ClusterConfig, session: boto3.Session
+    config: ClusterConfig, session: boto3.Session, aws: AwsCalls
 ) -> None:
-    denied = {"Error": {"Code": "AccessDeniedException", "Message": "not allowed"}}
-    answer(session, "service-quotas.GetServiceQuota", denied, status=403)
-    answer(session, "eks.DescribeClusterVersions", {"clusterVersions": []})
+    aws.no_quotas("AccessDeniedException", "not allowed")
+    aws.cluster_versions({})
     findings = list(run_checks(Account(config=config, session=session).checks()))
     assert {finding.name for finding in findings} >= {"account", "zone", "offering", "aws", "kubernetes"}
     assert "not allowed" in next(finding.message for finding in findings if finding.name == "aws")
+
+
+def test_what_all_checks_lack_is_said_once(config: ClusterConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "none")
+    blind = run_checks(Account(config=config, session=boto3.Session()).checks())
+    assert [f.message for f in blind if f.level == "WARN"] == ["could not look: Unable to locate credentials"]
