@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.errors import RunError
+
+_LOG_LINE = re.compile(r"[IWEF]\d{4} [\d:.]+ ")  # klog's, such as a try again of discovery
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,8 +96,9 @@ class Kubectl:
 
 
 def _reason(stderr: str) -> str:
-    """Return kubectl's message without its own prefix, and what to do where it can't connect."""
-    message = stderr.strip().removeprefix("Error from server ").removeprefix("error: ")
+    """Return kubectl's message without its log lines and prefix, and what to do where it can't connect."""
+    said = "\n".join(line for line in stderr.splitlines() if not _LOG_LINE.match(line))
+    message = said.strip().removeprefix("Error from server ").removeprefix("error: ")
     unreachable = ("Unable to connect", "connection refused", "connection to the server", "no configuration")
     if any(text in message for text in unreachable):
         return f"{message}; run `aws eks update-kubeconfig --name CLUSTER`, or choose --context"

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from training.errors import EXIT_DONE
+
 _SPEED_WINDOW_STEPS = 20
 
 
@@ -29,7 +31,7 @@ class Restarts:
     launcher: int = 0
     """Launcher started again in its pod."""
     pod: int = 0
-    """Pods beyond the first set."""
+    """Pods made again while the run was going."""
     causes: dict[str, int] = field(default_factory=dict)
     """Exceptions and signals that began a restart, and how often."""
 
@@ -53,6 +55,8 @@ class RunStatus:
     ranks: dict[str, str] = field(default_factory=dict)
     """Node that each rank runs on now."""
     done: bool = False
+    exit_code: int | None = None
+    """How the run's nodes have ended; None while one of them goes on."""
     updated: float = 0.0
     """Time of the newest event, seconds since the epoch."""
 
@@ -91,15 +95,16 @@ class Progress:
 
         Args:
             steps: Steps of the whole run.
-            pods: Nodes and spares; more first launches than these are replaced pods.
+            pods: Nodes and spares; more first launches of one Job than these are replaced pods.
         """
-        self._steps, self._pods = steps, pods
+        self._steps, self._pods, self._step = steps, pods, 0
         self._last: dict[str, Any] = {}
         self._recent: deque[tuple[int, float, int]] = deque(maxlen=_SPEED_WINDOW_STEPS)
         self._counts: Counter[str] = Counter()
         self._causes: Counter[str] = Counter()
         self._failed_attempts: set[tuple[int, int]] = set()
         self._ranks: dict[str, str] = {}
+        self._supervisors: dict[tuple[str, int], int | None] = {}
         self._updated = 0.0
         self._done = False
 
@@ -113,31 +118,37 @@ class Progress:
     def status(self, *, goodput_percent: float | None = None) -> RunStatus:
         """Return what is known now."""
         speed = self._steps_per_second()
-        step = self._recent[-1][0] if self._recent else 0
         return RunStatus(
             steps=self._steps,
-            step=step,
+            step=self._step,
             loss=self._last.get("loss"),
             evaluation_loss=self._last.get("evaluation_loss"),
             tokens_per_second=speed * self._recent[-1][2] if speed else None,
-            eta_seconds=max(0, self._steps - step) / speed if speed else None,
+            eta_seconds=max(0, self._steps - self._step) / speed if speed else None,
             durable_step=self._last.get("durable_step"),
             memory_step=self._last.get("memory_step"),
             goodput_percent=goodput_percent,
             restarts=self._restarts(),
             ranks=dict(sorted(self._ranks.items(), key=lambda item: int(item[0]))),
             done=self._done,
+            exit_code=self._exit_code(),
             updated=self._updated,
         )
 
     def _restarts(self) -> Restarts:
         return Restarts(
             in_process=self._counts["reentry"],
-            in_job=max(0, self._counts["enter"] - 1),
+            in_job=max(0, self._counts["enter"] - self._counts["job"]),
             launcher=self._counts["relaunch"],
-            pod=max(0, self._counts["launch"] - self._pods),
+            pod=max(0, self._counts["launch"] - self._counts["job"] * self._pods),
             causes=dict(self._causes),
         )
+
+    def _exit_code(self) -> int | None:
+        codes = [code for code in self._supervisors.values() if code is not None]
+        if not codes or len(codes) < len(self._supervisors):
+            return None
+        return EXIT_DONE if self._done else max(codes)
 
     def _steps_per_second(self) -> float | None:
         if len(self._recent) < 2:
@@ -148,7 +159,8 @@ class Progress:
     def _on_step(self, event: dict[str, Any]) -> None:
         if event.get("rank") != 0:
             return
-        self._recent.append((event["step"], float(event["time"]), event["tokens"]))
+        self._step = event["step"]
+        self._recent.append((self._step, float(event["time"]), event["tokens"]))
 
     def _on_metrics(self, event: dict[str, Any]) -> None:
         if event.get("rank") == 0:
@@ -161,6 +173,12 @@ class Progress:
         known = {"committed": "durable_step", "snapshot": "memory_step"}
         if event["status"] in known:
             self._last[known[event["status"]]] = event["step"]
+
+    def _on_restored(self, event: dict[str, Any]) -> None:
+        if event["rank"] == 0:
+            self._step = event["step"]
+            # a restore from elsewhere invalidates the newer snapshots, which were of another lineage
+            self._last["memory_step"] = self._step if event["source"] == "memory" else None
 
     def _on_enter(self, event: dict[str, Any]) -> None:
         self._ranks[str(event["rank"])] = event["node"]
@@ -186,7 +204,18 @@ class Progress:
             self._causes[_signal_name(event["signal"])] += 1
 
     def _on_launch(self, event: dict[str, Any]) -> None:
-        self._counts["relaunch" if event.get("attempt") else "launch"] += 1
+        if event.get("attempt"):
+            self._counts["relaunch"] += 1
+            return
+        if None not in self._supervisors.values():  # nobody lives: another Job of this run
+            self._supervisors.clear()
+            self._done = False
+            self._counts["job"] += 1
+        self._supervisors[event["node"], event["pid"]] = None
+        self._counts["launch"] += 1
+
+    def _on_exit(self, event: dict[str, Any]) -> None:
+        self._supervisors[event["node"], event["pid"]] = event["exit_code"]
 
     def _on_done(self, event: dict[str, Any]) -> None:
         self._done = True
@@ -204,10 +233,12 @@ _HANDLERS = {
     "metrics": Progress._on_metrics,
     "evaluation": Progress._on_evaluation,
     "checkpoint": Progress._on_checkpoint,
+    "restored": Progress._on_restored,
     "enter": Progress._on_enter,
     "reentry": Progress._on_reentry,
     "exception": Progress._on_exception,
     "worker_exit": Progress._on_worker_exit,
     "launch": Progress._on_launch,
+    "exit": Progress._on_exit,
     "done": Progress._on_done,
 }

@@ -16,7 +16,7 @@ from k8s.pod import RUN_LABEL
 from k8s.progress import EventTail, Progress, Restarts, RunStatus
 from k8s.publish import STATUS_ANNOTATION
 from training.config import load_recipe
-from training.errors import RunError
+from training.errors import EXIT_CONFIG, EXIT_SAME_STEP, EXIT_STOPPED, ConfigError, RunError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +55,8 @@ class Report:
 def directory_reader(name: str, run_dir: Path, recipe_path: Path) -> Callable[[], Report]:
     """Return a function that reports on a run from its directory, reading only what is new."""
     recipe = load_recipe(recipe_path)
+    if not run_dir.is_dir():
+        raise ConfigError.of("--run-dir", str(run_dir), "is no directory", "give the directory of the run")
     tail, goodput = EventTail(run_dir), Goodput(run_dir)
     progress = Progress(steps=recipe.training.steps, pods=recipe.job.nodes + recipe.job.spares)
 
@@ -62,9 +64,21 @@ def directory_reader(name: str, run_dir: Path, recipe_path: Path) -> Callable[[]
         for event in tail.read():
             progress.add(event)
         status = progress.status(goodput_percent=goodput.percent())
-        return Report(run=name, training=status, state="complete" if status.done else "")
+        begun = status if status.updated else None
+        return Report(run=name, training=begun, state=state_of_events(status))
 
     return read
+
+
+def state_of_events(status: RunStatus) -> str:
+    """Return what a run is doing, told from its events alone."""
+    if status.done:
+        return "complete"
+    if status.exit_code in (EXIT_CONFIG, EXIT_SAME_STEP):
+        return "failed"
+    if status.exit_code == EXIT_STOPPED:
+        return "stopped"
+    return "running" if status.updated else "pending"
 
 
 def cluster_report(kubectl: Kubectl, name: str) -> Report:
@@ -92,10 +106,14 @@ def published_status(job: dict[str, Any]) -> RunStatus | None:
     if not text:
         return None
     values = json.loads(text)
-    # a control image of another release may know other fields
-    known = {f.name for f in dataclasses.fields(RunStatus)}
-    values = {key: value for key, value in values.items() if key in known}
-    return RunStatus(**{**values, "restarts": Restarts(**values.get("restarts", {}))})
+    restarts = Restarts(**_known(Restarts, values.get("restarts", {})))
+    return RunStatus(**{**_known(RunStatus, values), "restarts": restarts})
+
+
+def _known(kind: type[RunStatus | Restarts], values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out fields that only the control image of another release knows."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def _ready_nodes(kubectl: Kubectl) -> dict[str, bool]:

@@ -23,6 +23,7 @@ from k8s.status_table import render_status
 from training.errors import ConfigError
 
 _WATCH_SECONDS = 5.0
+_ENDED = ("complete", "failed", "stopped")
 _CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
@@ -38,7 +39,7 @@ def main(arguments: list[str]) -> int:
     while True:
         report = read()
         _show(report, options)
-        if not options.watch or report.state in ("complete", "failed"):
+        if not options.watch or report.state in _ENDED:
             return 0
         time.sleep(_WATCH_SECONDS)
 

@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
 
 
 def _job(report: Report) -> str:
-    return f"Job {report.job}: {report.state}" if report.job else report.state or "running"
+    return f"Job {report.job}: {report.state}" if report.job else report.state
 
 
 def _training(status: RunStatus, *, now: float) -> Iterator[str]:

@@ -25,6 +25,17 @@ def test_stream_takes_any_amount_of_warnings(tmp_path: Path, monkeypatch: pytest
     assert list(KUBECTL.stream("logs")) == ["first\n", "last\n"]
 
 
+def test_an_error_is_told_without_kubectls_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = 'E1129 19:35:43.722281   12003 memcache.go:265] "Unhandled Error" err="connection refused"'
+    text = f"echo '{log}' >&2; echo 'The connection to the server a:1 was refused' >&2; exit 1"
+    program(tmp_path / "kubectl", text, monkeypatch)
+    with pytest.raises(RunError) as refused:
+        KUBECTL.run("get", "job")
+    assert str(refused.value).startswith(
+        "kubectl get: The connection to the server a:1 was refused; run `aws"
+    )
+
+
 def test_stream_tells_why_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path / "kubectl", "echo line; echo 'error: no such container' >&2; exit 1", monkeypatch)
     lines = KUBECTL.stream("logs")

@@ -79,6 +79,40 @@ def test_counts_restarts_by_layer_and_cause(tmp_path: Path, rank_0: EventLog) ->
     assert restarts.causes == {"RuntimeError": 1, "SIGKILL": 1}
 
 
+def test_pods_of_a_job_that_resumes_are_no_restarts(tmp_path: Path) -> None:
+    # GIVEN two nodes that are told to stop, and two pods of the next Job, one of which is made again
+    def launch(node: str, time: float, *, until: float | None = None) -> None:
+        with EventLog(tmp_path, role="supervisor", node=node) as supervisor:
+            supervisor.emit("launch", time=time, attempt=0)
+            if until is not None:
+                supervisor.emit("exit", time=until, exit_code=143)
+
+    with EventLog(tmp_path, role="rank", node="node-a", rank=0, round=0, iteration=0) as rank:
+        for node in ("node-a", "node-b"):
+            launch(node, START, until=START + 100)
+        rank.emit("enter", time=START + 1)
+        assert status_of(tmp_path).exit_code == 143
+        launch("node-a", START + 200)
+        launch("node-b", START + 200, until=START + 300)
+        rank.emit("enter", time=START + 201)
+        launch("node-c", START + 310)
+    # THEN
+    status = status_of(tmp_path)
+    assert (status.restarts.in_job, status.restarts.pod, status.exit_code) == (0, 1, None)
+
+
+def test_a_restart_shows_the_step_that_it_begins_at(tmp_path: Path, rank_0: EventLog) -> None:
+    step(rank_0, 9, time=START)
+    rank_0.emit("checkpoint", time=START, step=9, status="snapshot")
+    rank_0.emit("enter", time=START + 1)
+    assert status_of(tmp_path).step == 9
+    rank_0.emit("restored", time=START + 2, step=5, source="durable")
+    status = status_of(tmp_path)
+    assert (status.step, status.memory_step) == (5, None)
+    rank_0.emit("restored", time=START + 3, step=5, source="memory")
+    assert status_of(tmp_path).memory_step == 5
+
+
 def test_a_signal_without_a_name_is_told_by_its_number(tmp_path: Path) -> None:
     with EventLog(tmp_path, role="launcher", node="node-b") as launcher:
         launcher.emit("worker_exit", time=START, rank=1, signal=40, exit_code=None, stopped=False)

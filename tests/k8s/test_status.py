@@ -49,6 +49,27 @@ def test_a_directory_needs_its_recipe(run_dir: Path) -> None:
     assert "--recipe: is needed with --run-dir" in done.stderr
 
 
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    done = status("--run-dir", tmp_path / "none", "--recipe", P5_RECIPE)
+    assert done.returncode == 64
+    assert "is no directory; give the directory of the run" in done.stderr
+
+
+def test_a_directory_without_events_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    done = status("--run-dir", tmp_path, "--recipe", P5_RECIPE)
+    assert done.stdout.splitlines()[1] == "no event yet: ranks have not reached training"
+
+
+@pytest.mark.parametrize(("code", "state"), [(143, "stopped"), (65, "failed"), (1, "running")])
+def test_watching_ends_with_the_run(run_dir: Path, code: int, state: str) -> None:
+    with EventLog(run_dir, role="supervisor", node="node-a") as supervisor:
+        supervisor.emit("launch", attempt=0)
+        supervisor.emit("exit", exit_code=code)
+    watch = [] if state == "running" else ["--watch"]
+    done = status("--run-dir", run_dir, "--recipe", P5_RECIPE, "--json", *watch)
+    assert json.loads(done.stdout)["state"] == state
+
+
 def test_without_kubectl_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECTL", "no-such-kubectl")
     done = status()
