@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from training import schema
+from training.checkpoint_config import CheckpointConfig, SnapshotConfig
 from training.errors import ConfigError, Problem
-from training.kubernetes_config import KubernetesConfig
 from training.fault_config import RehearsalConfig, plan_problems
+from training.kubernetes_config import KubernetesConfig
 from training.schema import FIXED, Count, Pattern, Positive, Range, Seconds
 
 Layers = Literal["none", "in_process", "in_job", "both"]
 NonFinitePolicy = Literal["stop", "skip", "roll_back"]
-Writer = Literal["holdfast", "nvrx_torch", "dcp_sync"]
 Name = Annotated[
     str,
     Pattern(
@@ -173,36 +173,6 @@ class TrainingConfig:
     """CPU threads of a rank's own arithmetic."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto takes a GPU where there is one, and says so where there is none."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointConfig:
-    """Durable checkpoints in DCP format, under the run directory."""
-
-    writer: Annotated[Writer, FIXED] = "holdfast"
-    """holdfast: asynchronous, by NVRx's persistent worker. nvrx_torch: TorchAsyncCheckpoint, GPU
-    only. dcp_sync: the synchronous baseline."""
-    every_steps: Positive = 100
-    """Steps between checkpoints; the last step is always saved."""
-    keep: Annotated[int, Range(minimum=2)] = 3
-    """Committed checkpoints that are kept. One alone is refused: the newest may be the bad one."""
-    deadline_seconds: Seconds = 900.0
-    """Longest time from snapshot to commit; a save that takes longer is given up and counted."""
-    overlap: Literal["defer", "wait"] = "defer"
-    """When a checkpoint is due and the one before it is still being written. defer: train on, and save at
-    the first step after it. wait: hold training up, so that checkpoints lie at multiples of every_steps."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SnapshotConfig:
-    """Copies of the training state in the nodes' memory, from which every restart begins."""
-
-    every_steps: Literal["auto"] | Count = "auto"
-    """Steps between snapshots; "auto" measures the first steps and takes every step where that is free,
-    else the smallest interval that costs 0.5%. 0 for none: restarts then begin at a checkpoint."""
-    slots: Annotated[int, Range(minimum=4)] = 4
-    """Snapshots that a rank holds in /dev/shm: three that roll and one that a checkpoint is written from.
-    Each further reader at the same time needs one more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

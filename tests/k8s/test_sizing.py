@@ -10,7 +10,7 @@ from k8s.sizing import GIB, node_state_bytes
 from k8s.trainer import training_job
 from tests.k8s.conftest import MakeRun
 from training import environment
-from training.config import SnapshotConfig
+from training.checkpoint_config import SnapshotConfig
 from training.errors import ConfigError
 
 LLAMA_8B_STATE_BYTES = 8_030_261_248 * 12
