@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ def measure(workload: Workload, settings: Settings, *, save_every_steps: int) ->
     samples = workload.samples_per_rank * settings.gpus
     root = settings.directory / "durable"
     legs = (settings.gpus, max(1, settings.gpus // 2), settings.gpus)
+    shutil.rmtree(root, ignore_errors=True)
     for number, ranks in enumerate(legs):
         tables = recipes.recipe(
             workload,
@@ -33,7 +35,12 @@ def measure(workload: Workload, settings: Settings, *, save_every_steps: int) ->
         )
         tables["data"]["global_batch_samples"] = samples
         recipe = recipes.write(root / f"recipe-{number}.toml", tables)
-        run = Run(name=f"durable-{number}", command=by_launch(recipe, root / "run"), directory=root / "run")
+        run = Run(
+            name=f"durable-{number}",
+            command=by_launch(recipe, root / "run"),
+            directory=root / "run",
+            keep_checkpoints=True,
+        )
         wanted = save_every_steps * (number + 1)
         with run:
             run.skip_old_events()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,7 @@ def measure(workload: Workload, settings: Settings, *, restarts: int) -> list[di
         for number in range(restarts)
     ]
     root = settings.directory / "endurance"
+    shutil.rmtree(root, ignore_errors=True)
     recipe = recipes.write(root / "recipe.toml", _recipe(workload, settings, faults))
     run = Run(
         name="endurance",

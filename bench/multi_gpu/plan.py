@@ -77,7 +77,7 @@ def recovery_cases(settings: Settings) -> Iterator[RecoveryCase]:
     yield RecoveryCase(
         name=f"recovery x{settings.gpus}",
         workload=workload,
-        steps=44,
+        steps=48 if settings.tiny else 100,
         faults=(
             fault("exception", rank=last, step=8),
             fault("hang", rank=last, step=14, point="forward"),
@@ -108,6 +108,7 @@ def speed_cases(settings: Settings) -> Iterator[SpeedCase]:
                 warm_up_steps=2,
                 window_steps=4,
                 save_step=10,
+                longest_step_seconds=5.0,
             )
         return
     small = Workload(model="1b", sequence_length_tokens=8192, samples_per_rank=4)
@@ -115,13 +116,24 @@ def speed_cases(settings: Settings) -> Iterator[SpeedCase]:
     largest = settings.gpus
     for ranks in reversed(_rank_counts(settings)):
         for resilient in (False, True):
-            yield SpeedCase(workload=small, ranks=ranks, resilient=resilient)
+            # the more slots a rank page-locks, the later snapshots begin
+            save_step = 72 if ranks > 1 else 100
+            yield SpeedCase(workload=small, ranks=ranks, resilient=resilient, save_step=save_step)
     if largest > 1:
-        yield SpeedCase(workload=large, ranks=largest, resilient=False, warm_up_steps=4, window_steps=8)
+        yield SpeedCase(
+            workload=large,
+            ranks=largest,
+            resilient=False,
+            warm_up_steps=4,
+            window_steps=8,
+            longest_step_seconds=4.0,
+        )
     yield SpeedCase(workload=small, ranks=largest, resilient=False, repetition=1)
     quarter = Workload(model="8b/8", sequence_length_tokens=8192, samples_per_rank=4)
     for ranks in reversed(_rank_counts(settings)):
-        yield SpeedCase(workload=quarter, ranks=ranks, resilient=False, window_steps=20)
+        yield SpeedCase(
+            workload=quarter, ranks=ranks, resilient=False, window_steps=20, longest_step_seconds=2.0
+        )
 
 
 def _rank_counts(settings: Settings) -> list[int]:

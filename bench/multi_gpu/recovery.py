@@ -7,6 +7,7 @@ from the fault to the metrics of the first new step, on the rank that is last.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -41,10 +42,13 @@ def fault(kind: str, *, rank: int, step: int, point: str = "backward") -> dict[s
 def measure(case: RecoveryCase, settings: Settings) -> list[dict[str, Any]]:
     """Rehearse a case and return one row a fault."""
     root = settings.directory / case.name.replace(" ", "-")
+    shutil.rmtree(root, ignore_errors=True)
     recipe = recipes.write(root / "recipe.toml", _recipe(case, settings))
     run_dir = root / "run"
     command = [sys.executable, "-m", "training", "rehearse", str(recipe), "--run-dir", str(run_dir), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False)
+    shutil.rmtree(run_dir / "undisturbed" / "checkpoints", ignore_errors=True)
+    shutil.rmtree(run_dir / "disturbed" / "checkpoints", ignore_errors=True)
     lines = done.stdout.strip().splitlines()
     if not lines:
         raise BenchmarkError(f"{case.name}: ended with {done.returncode}\n{done.stderr[-3000:]}")

@@ -63,6 +63,7 @@ class Run:
     command: Sequence[str]
     directory: Path
     environ: Mapping[str, str] = field(default_factory=dict)
+    keep_checkpoints: bool = False
     events: list[Event] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -95,6 +96,8 @@ class Run:
             self._process.kill()
         self._process.wait()
         shutil.rmtree(self._memory, ignore_errors=True)
+        if not self.keep_checkpoints:
+            shutil.rmtree(self.directory / "checkpoints", ignore_errors=True)
 
     def poll(self) -> None:
         """Read new events."""

@@ -8,6 +8,7 @@ window pays for all. Single-GPU runs go side by side, one a GPU, so that each GP
 from __future__ import annotations
 
 import contextlib
+import shutil
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from k8s.model_size import parameter_count, state_bytes
 from training.config import load_recipe
 from training.throughput import peak_flops_of
 
-_START_SECONDS = 240.0
+_START_SECONDS = 120.0
 _OFF: dict[str, Any] = {
     "snapshot": {"every_steps": 0},
     "checkpoint": {"writer": "dcp_sync"},
@@ -47,9 +48,10 @@ class SpeedCase:
     resilient: bool
     repetition: int = 0
     warm_up_steps: int = 8
-    window_steps: int = 40
+    window_steps: int = 30
     save_step: int = 72
     """Step of the durable checkpoint; snapshots alone are measured before it."""
+    longest_step_seconds: float = 1.2
 
     @property
     def name(self) -> str:
@@ -62,11 +64,14 @@ def measure(case: SpeedCase, settings: Settings) -> list[dict[str, Any]]:
     """Run a case and return its rows: one a run and window."""
     copies = max(1, settings.gpus // case.ranks) if case.ranks == 1 else 1
     root = settings.directory / case.name.replace(" ", "-").replace("/", "_").replace("#", "")
+    shutil.rmtree(root, ignore_errors=True)
     recipe = _write_recipe(case, root, settings)
     with contextlib.ExitStack() as stack:
         runs = [stack.enter_context(_run(case, recipe, root, number, settings)) for number in range(copies)]
         last = _last_step(case)
-        wait_for(runs, lambda run: run.step() > last, seconds=_START_SECONDS + last * 4.0)
+        wait_for(
+            runs, lambda run: run.step() > last, seconds=_START_SECONDS + last * case.longest_step_seconds
+        )
         memory = machine.gpu_memory_gib()
     rows = []
     for number, run in enumerate(runs):
@@ -116,10 +121,10 @@ def _windows(case: SpeedCase, events: Sequence[Event]) -> Iterator[tuple[str, in
     if not case.resilient:
         yield "nothing", case.warm_up_steps + 1, case.warm_up_steps + case.window_steps
         return
-    settled = max(case.warm_up_steps, _settled_step(events) + 2)
-    first = max(settled, case.save_step - case.window_steps)
+    settled = _settled_step(events)
+    first = max(case.warm_up_steps, settled + 2, case.save_step - case.window_steps)
     if first < case.save_step - 1:
-        yield "snapshots", first, case.save_step - 1
+        yield "snapshots" if settled else "snapshots, unsettled", first, case.save_step - 1
     yield "snapshots and a save", case.save_step, case.save_step + case.window_steps - 1
 
 
