@@ -7,8 +7,9 @@ other rides on the all-reduce of the loss (`signals`), whose result comes a step
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,31 +79,43 @@ class Checkpointer:
         """Name of the lineage that the run is in."""
         return name_of(self._lineage)
 
-    def restore(self, state: TrainState, place: Place) -> Restored:
+    def restore(
+        self,
+        state: TrainState,
+        place: Place,
+        *,
+        before: int | None = None,
+        again: int = 0,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Restored:
         """Load the newest state that all ranks can have.
 
         Args:
             state: Filled in place.
             place: Which part of it this rank holds.
+            before: Step that was bad: only states before it are used, and the others are left for good.
+            again: Restores that the process group has done before this one.
+            meanwhile: Called while the restore is going on.
 
         Raises:
             CheckpointError: Checkpoints exist, but none can be loaded.
             RunError: Some ranks do not answer, or the slots do not fit into memory.
         """
-        exchange = Exchange("restore", timeout_seconds=self._answer_seconds)
+        exchange = Exchange(f"restore/{again}", timeout_seconds=self._answer_seconds)
         run = exchange.first("run id", read_run_id(self.run_dir) if dist.get_rank() == 0 else None)
         tier = self._snapshots if self._has_memory_tier else None
         restorer = Restorer(self.run_dir, exchange=exchange, snapshots=tier, events=self._events)
         if tier is None:
             self._let_writer_end(time.time() + _RESTORE_WAIT_SECONDS)
         ancestry = restorer.begin()
+        meanwhile()
         self._settle_pending(exchange)
         tensors = state.tensors()
         with restorer.phase("prepare"):
             if self._snapshots is not None:
                 self._snapshots.prepare(run, tensors, place)
             self._writer.prepare(tensors)
-        restored = restorer.restore(tensors, ancestry)
+        restored = restorer.restore(tensors, ancestry, before=before)
         self._begin_lineage(restored, exchange)
         if restored.source is None:
             state.clear()
@@ -170,17 +183,21 @@ class Checkpointer:
         """Return whether this attempt has started the checkpoint of `step`."""
         return self._begun_step == step
 
-    def finalize(self) -> list[int]:
+    def finalize(self, *, until: float = math.inf) -> list[int]:
         """Wait, up to its deadline, until the previous save has ended on all ranks.
+
+        Args:
+            until: When to give it up at the latest, seconds since the epoch.
 
         Returns:
             Ranks on which it failed.
         """
         if self._pending is not None:
-            self._let_writer_end(self._pending.deadline)
+            self._let_writer_end(min(self._pending.deadline, until))
         # not a collective: its timeout is for steps, and storage may be far slower
         seconds = self._config.deadline_seconds + self._answer_seconds
-        exchange = Exchange(f"save/{self._begun_step}", timeout_seconds=seconds)
+        # the lineage, since a step that was rolled back is saved twice in one process group
+        exchange = Exchange(f"save/{self.lineage}/{self._begun_step}", timeout_seconds=seconds)
         outcomes = exchange.gather(f"end of the save of step {self._begun_step}", self._failure)
         return [rank for rank, outcome in enumerate(outcomes) if outcome]
 
@@ -194,11 +211,15 @@ class Checkpointer:
         if failed:
             raise CheckpointError(f"the last checkpoint failed on ranks {failed}; see the run's events")
 
-    def close(self) -> None:
-        """End the worker and free the node's memory: the run is done."""
+    def close(self, *, sweep: bool = True) -> None:
+        """End the worker.
+
+        Args:
+            sweep: Free the node's memory too: the run is done.
+        """
         self._writer.close()
         if self._snapshots is not None:
-            self._snapshots.close(sweep=True)
+            self._snapshots.close(sweep=sweep)
 
     def _mark(self, state: TrainState) -> Mark:
         return Mark(lineage=self._lineage, step=state.step, position=state.position)

@@ -27,6 +27,7 @@ from training import commit
 from training.commit import FileEntry, Manifest
 from training.errors import CheckpointError
 from training.events import EventLog
+from training.fault_damage import disk_limit
 from training.integrity import fingerprint
 from training.layout import Layout
 from training.lineage import name_of, read_ancestry
@@ -151,7 +152,8 @@ def write_shard(request: ShardRequest) -> None:
         _check_fingerprints(slot)
         save.directory.mkdir(parents=True, exist_ok=True)
         writer = FileSystemWriter(save.directory)
-        results = writer.write_data(request.plan, SlotPlanner(slot, save.mark)).wait()
+        with disk_limit(save.run_dir, rank=request.shard, size_bytes=request.layout.size_bytes):
+            results = writer.write_data(request.plan, SlotPlanner(slot, save.mark)).wait()
     finally:
         slot.close()
     files = {result.storage_data.relative_path for result in results}

@@ -15,7 +15,10 @@ Events of a rank:
     step         a step was committed: `step`, `start`, `seconds`, `tokens`
     metrics      what it computed, read from the device a step late: `step`, `loss`, `gradient_norm`,
                  `learning_rate`
-    fault        a planned fault is about to hit: `kind`, `step`, `point`
+    fault        a planned fault is about to hit: `index`, `kind`, `step`, `point`; also `damaged_step` or
+                 `damaged_path`. What proves that it did: training/fault_config.py
+    fault_over   a planned fault that training sits through has ended: `index`, `seconds`
+    fault_missed a planned fault could not be done: `index`, `reason`
     exception    the training function ended in an exception: `type`, `message`, and `step`, the one
                  after the last that was committed or restored (null before that)
     reentry      the in-process layer calls the training function again

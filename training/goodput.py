@@ -210,7 +210,7 @@ class _Ledger:
             if interval.name in PHASES:
                 seconds = self._add(interval.name, interval.start, interval.end)
                 phases[interval.name] += seconds
-        fault = before.faults[0] if before.faults else {}
+        fault = before.cause or {}
         self._restarts.append(
             Restart(
                 layer=self._layer(before, after),
@@ -224,7 +224,7 @@ class _Ledger:
 
     def _account_interruption(self, generation: Generation, until: float) -> dict[str, float]:
         """Book the time from the last progress of a generation to the next one's beginning."""
-        fault = float(generation.faults[0]["time"]) if generation.faults else self._reached
+        fault = float(generation.cause["time"]) if generation.cause else self._reached
         sign = self._first_sign(generation, until)
         phases = dict.fromkeys(PHASES, 0.0)
         phases["lost work"] = self._add("lost work", self._reached, min(fault, until))
@@ -242,7 +242,7 @@ class _Ledger:
         return [(max(gone), min(back))] if back else []
 
     def _first_sign(self, generation: Generation, until: float) -> float:
-        after = generation.faults[0]["time"] if generation.faults else generation.began_to_train
+        after = generation.cause["time"] if generation.cause else generation.began_to_train
         signs = self._signs + [float(e["time"]) for e in generation.exceptions]
         return min((time for time in signs if after <= time <= until), default=until)
 
@@ -262,7 +262,7 @@ class _Ledger:
 
     def _was_interrupted(self) -> bool:
         last = self._generations[-1]
-        return bool(last.faults or last.exceptions) or self._first_sign(last, self._end) < self._end
+        return bool(last.cause or last.exceptions) or self._first_sign(last, self._end) < self._end
 
     def _count_steps(self) -> tuple[int, int]:
         """Return how many steps survived and how many were lost."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -32,13 +33,20 @@ def rank_and_world() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def open_group(device: torch.device, *, iteration: int, config: RecoveryConfig) -> None:
+def open_group(
+    device: torch.device,
+    *,
+    iteration: int,
+    config: RecoveryConfig,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
     """Make the default process group.
 
     Args:
         device: Device of this rank.
         iteration: In-process restart that the group is for.
         config: Timeouts.
+        meanwhile: Called when all ranks have come, while they make the group.
 
     Raises:
         RunError: Some ranks did not come within `setup_timeout_seconds`.
@@ -47,6 +55,7 @@ def open_group(device: torch.device, *, iteration: int, config: RecoveryConfig) 
     store = PrefixStore(f"{generation()}/group/{iteration}", connect_store())
     # gloo's own rendezvous waits no longer than the group timeout, which is short on CPU
     _wait_for_all(store, rank, world_size, seconds=config.setup_timeout_seconds)
+    meanwhile()
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=store,

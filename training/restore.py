@@ -75,14 +75,23 @@ class Restorer:
         raw = self._exchange.first("lineage", asdict(ancestry) if ancestry else None)
         return lineage.ancestry_from_json(raw)
 
-    def restore(self, tensors: Mapping[str, Tensor], ancestry: Ancestry) -> Restored:
+    def restore(
+        self, tensors: Mapping[str, Tensor], ancestry: Ancestry, *, before: int | None = None
+    ) -> Restored:
         """Load the newest state in place; the lineage that follows is recorded when this returns.
+
+        Args:
+            tensors: The state.
+            ancestry: What is live.
+            before: Step from which on states are bad.
 
         Raises:
             CheckpointError: Checkpoints exist, but none can be loaded.
         """
         with self.phase("inventory"):
-            sources = self._sources(ancestry)
+            sources = [
+                source for source in self._sources(ancestry) if before is None or source.step < before
+            ]
         source = self._load_newest(inventory.newest_first(sources), tensors)
         self._report_refused(sources, source)
         durable = [found for found in sources if found.tier == "durable"]

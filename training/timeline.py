@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from training.fault_config import DONE_POINTS, HARMLESS, SETUP_POINTS
+
 Event = Mapping[str, Any]
 
 STEP = "step"
@@ -78,7 +80,9 @@ class Generation:
         """Optimizer steps that were done, those whose line a fault took away included."""
         steps = {i.step for a in self.attempts for i in a.intervals if i.step and i.name == STEP}
         for fault in self.faults:
-            last = int(fault["step"]) - (fault.get("point") != "after_optimizer")
+            if fault.get("point") in SETUP_POINTS:
+                continue
+            last = int(fault["step"]) - (fault.get("point") not in DONE_POINTS)
             steps.update(range((self.base or 0) + 1, last + 1))
         return {step for step in steps if step is not None}
 
@@ -94,6 +98,11 @@ class Generation:
     @property
     def faults(self) -> list[Event]:
         return sorted((f for a in self.attempts for f in a.faults), key=_time)
+
+    @property
+    def cause(self) -> Event | None:
+        """The planned fault that ended it, if one did."""
+        return next((fault for fault in self.faults if fault["kind"] not in HARMLESS), None)
 
     @property
     def exceptions(self) -> list[Event]:

@@ -109,7 +109,8 @@ class Trainer:
         """Do one optimizer step, and start a save if it is due."""
         with self._monitor.section("step"):
             self._step()
-        self._save(last=self.state.step == self.config.training.steps)
+        if self._save(last=self.state.step == self.config.training.steps):
+            self._faults.in_step("save", step=self.state.step)
 
     def close(self) -> None:
         self._batches.close()
@@ -132,7 +133,9 @@ class Trainer:
     def _restore_or_initialize(self, place: Place) -> None:
         seed = self.config.training.seed
         weights.initialize(self._task.model, seed=seed, device=self.device, buffers_only=True)
-        restored = self._checkpointer.restore(self.state, place)
+        restored = self._checkpointer.restore(
+            self.state, place, meanwhile=lambda: self._faults.in_setup("restore")
+        )
         if restored.source is not None:
             if self._rank == 0:
                 logger.info("resumed at step %d from %s", restored.step, restored.source)
@@ -151,7 +154,7 @@ class Trainer:
         torch.manual_seed(_step_seed(self.config.training.seed, step, self._rank))
         loss = self._forward_backward(batch, step)
         norm = self._clip()
-        self._faults.at(step=step, rank=self._rank, point="before_optimizer")
+        self._faults.in_step("before_optimizer", step=step)
         for group in self.state.optimizer.param_groups:
             group["lr"] = self._learning_rate_at(step)
         self._checkpointer.before_optimizer_step()
@@ -162,7 +165,7 @@ class Trainer:
         self._ledger.append(step, batch)
         metrics = self._queue_metrics(step, loss, norm)
         self._checkpointer.after_optimizer_step(self.state, metrics.notes)
-        self._faults.at(step=step, rank=self._rank, point="after_optimizer")
+        self._faults.in_step("after_optimizer", step=step)
         # on a CPU there is nothing to wait for
         is_late = self.device.type == "cuda"
         previous, self._unread = (self._unread, metrics) if is_late else (metrics, None)
@@ -178,11 +181,10 @@ class Trainer:
         for index, micro_batch in enumerate(batch.tokens):
             tokens = micro_batch.to(self.device, non_blocking=True)
             self._task.set_requires_gradient_sync(index == len(batch.tokens) - 1)  # type: ignore[operator]
-            loss = self._task(tokens)
-            self._faults.at(step=step, rank=self._rank, point="forward")
+            loss = self._faults.in_forward(self._task(tokens), step=step)
             (loss * scale).backward()
             total += loss.detach().double()
-        self._faults.at(step=step, rank=self._rank, point="backward")
+        self._faults.in_step("backward", step=step)
         return total
 
     def _clip(self) -> Tensor:
@@ -242,12 +244,14 @@ class Trainer:
             self._throughput.report(step),
         )
 
-    def _save(self, *, last: bool) -> None:
+    def _save(self, *, last: bool) -> bool:
+        """Start a save if one is due; return whether one has begun."""
         start = time.time()
         with self._monitor.section("checkpoint"):
             saved = self._checkpointer.maybe_save(self.state, last=last)
         if saved:
             self._events.span_since("save", start, step=self.state.step)
+        return saved
 
     def _evaluation_is_due(self) -> bool:
         every = self.config.training.evaluate_every_steps

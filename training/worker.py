@@ -63,7 +63,7 @@ class Worker:
         self._entered = time.time()
         self._monitor = RankMonitor()
         self._checkpointer = Checkpointer(config, run_dir, device=self.device, events=self._events, node=node)
-        self._faults = FaultPlan(config.rehearsal.faults, directory=run_dir / "faults", events=self._events)
+        self._faults = FaultPlan(config, run_dir=run_dir, rank=self._rank, node=node, events=self._events)
 
     def run(self) -> None:
         """Train to the end."""
@@ -108,8 +108,14 @@ class Worker:
         if attempt.iteration == 0:
             self._events.span_since("layers", self._entered)
         with self._monitor.section("setup"):
+            self._faults.in_setup("setup")
             with self._events.span("rendezvous"):
-                restart.open_group(self.device, iteration=attempt.iteration, config=self._config.recovery)
+                restart.open_group(
+                    self.device,
+                    iteration=attempt.iteration,
+                    config=self._config.recovery,
+                    meanwhile=lambda: self._faults.in_setup("rendezvous"),
+                )
             trainer = self.make_trainer()
         try:
             trainer.train(attempt)
