@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-
-# The instance table is shared with the infrastructure half; a checkout needs no installation.
-sys.path.insert(0, str(Path(__file__).parent.parent / "constructs"))
 
 from training.command_line import run_command
 

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 from k8s import model_size
 from k8s.findings import Finding, fail, ok, warn
+from k8s.save_time import SAVE_MARGIN, recommended_capacity_gib, save_seconds
 from training.config import JobConfig
 
-# SCRATCH_2 writes to its disks; unlike the network, they don't burst (FSx for Lustre, "Performance")
-_WRITE_BYTES_PER_SECOND_AND_TIB = 100_000_000
-_INTERVAL_TO_SAVE = 1.5
 _NAME = "checkpoint time"
-
-
-def save_seconds(recipe: JobConfig, *, capacity_gib: int) -> float:
-    """Return how long a SCRATCH_2 file system takes to write one checkpoint."""
-    return model_size.state_bytes(recipe) / (capacity_gib / 1024 * _WRITE_BYTES_PER_SECOND_AND_TIB)
-
-
-def recommended_capacity_gib(recipe: JobConfig, *, interval_seconds: float) -> int:
-    """Return the smallest capacity that keeps up with a checkpoint every `interval_seconds`."""
-    capacities = itertools.chain([1200], itertools.count(2400, 2400))
-    return next(
-        capacity
-        for capacity in capacities
-        if _INTERVAL_TO_SAVE * save_seconds(recipe, capacity_gib=capacity) <= interval_seconds
-    )
 
 
 def check_checkpoint_time(
@@ -45,10 +27,10 @@ def check_checkpoint_time(
     takes = f"{size:.1f} GB take {seconds / 60:.1f} min at {capacity_gib} GiB"
     deadline = recipe.checkpoint.deadline_seconds
     if seconds > deadline:
-        fix = f"set checkpoint.deadline_seconds to {seconds * _INTERVAL_TO_SAVE:.0f}, or take more capacity"
+        fix = f"set checkpoint.deadline_seconds to {seconds * SAVE_MARGIN:.0f}, or take more capacity"
         yield fail(_NAME, f"{takes}, above deadline_seconds={deadline:g}", fix)
     every = recipe.checkpoint.every_steps
-    needed = _INTERVAL_TO_SAVE * seconds
+    needed = SAVE_MARGIN * seconds
     if step_seconds is None:
         yield ok(_NAME, f"{takes}; every_steps={every} keeps up from {needed / every:.2f} s a step")
         return

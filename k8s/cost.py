@@ -12,7 +12,7 @@ from typing import Any
 from k8s import prices
 from k8s.command_line import command_parser, positive
 from k8s.doctor import load_cluster
-from k8s.status_table import duration, table
+from k8s.text_table import duration, table
 from stacks.config import ClusterConfig
 from training.errors import ConfigError
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from k8s.status_table import table
+from k8s.text_table import table
 
 Level = Literal["OK", "WARN", "FAIL"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from eks_training.instance_types import INSTANCE_TYPES, InstanceType
 from k8s import sizing
@@ -14,6 +14,7 @@ from training.config import JobConfig, load_recipe
 from training.errors import ConfigError, Problem
 
 SHARED_FILE_SYSTEM = "/fsx"
+LOCAL_DISK = "/local"
 RESTART_RULES_MINOR = 35  # KEP-5307 is on by default from 1.35
 
 
@@ -69,7 +70,9 @@ def make_run(recipe: JobConfig, recipe_text: str, outputs: StackOutputs) -> Run:
         recipe_text=recipe_text,
         outputs=outputs,
         instance=instance,
-        resources=sizing.pod_resources(recipe, instance),
+        resources=sizing.pod_resources(
+            recipe, instance, file_system_capacity_gib=outputs.file_system_capacity_gib
+        ),
     )
 
 
@@ -97,6 +100,10 @@ def _problems(recipe: JobConfig, outputs: StackOutputs, instance: InstanceType) 
         rule = f"must be on the shared file system, {SHARED_FILE_SYSTEM}/"
         fix = f"use {SHARED_FILE_SYSTEM}/data/NAME"
         yield Problem(path="data.path", value=recipe.data.path, rule=rule, fix=fix)
+    local = recipe.checkpoint.local.directory
+    if local and not PurePosixPath(local).is_relative_to(LOCAL_DISK):
+        rule = f"must be within {LOCAL_DISK}, where pods have their node's own disk"
+        yield Problem(path="checkpoint.local.directory", value=local, rule=rule, fix=f"use {LOCAL_DISK}")
     if recipe.kubernetes.restart_in_place and outputs.kubernetes_minor < RESTART_RULES_MINOR:
         rule = f"needs Kubernetes 1.{RESTART_RULES_MINOR}; the cluster has {outputs.kubernetes_version}"
         yield Problem(path="kubernetes.restart_in_place", value=True, rule=rule, fix="leave it out")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from eks_training.instance_types import InstanceType
 from eks_training.node_shutdown import POD_SHUTDOWN_SECONDS
 from k8s import model_size
+from k8s.save_time import SAVE_MARGIN, save_seconds
 from training.config import JobConfig
 from training.errors import ConfigError, Problem
 
@@ -26,12 +27,12 @@ _GPU_BYTES_PER_PARAMETER = 16  # fp32 weight, gradient and two moments, all shar
 _MEMORY_SHARE = 15 / 16  # the rest is for DaemonSets and the preparation Job
 _CPU_SHARE = 5 / 6  # a request, never a limit: throttling stalls NCCL's proxy threads
 
-# Process 1 passes SIGTERM on at once, and nothing is saved on it: ranks die of it. The time is for
-# one that the kernel holds, in the GPU driver or in I/O, and for the launcher to end.
-GRACE_SECONDS = POD_SHUTDOWN_SECONDS
-"""From SIGTERM to SIGKILL of a trainer pod: all that a node which shuts down gives it."""
+_DISK_SHARE = 0.8  # of the raw NVMe: file system, images, logs
+_DISK_WORKING_GIB = 16  # compile caches
+
 GRACE_MARGIN_SECONDS = 15
 """Time that process 1 leaves the kubelet between its own SIGKILL and the pod's."""
+_PARK_SECONDS = 60  # the step that is under way, and the ends of ranks and launcher
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,19 +45,26 @@ class PodResources:
     memory_gib: int
     shared_memory_gib: int
     hugepages_mib: int
+    local_disk_gib: int
+    """Most that the pod may put on its node's own disk; 0 where the recipe keeps no state there."""
+    grace_seconds: int
+    """From SIGTERM to SIGKILL."""
 
 
-def pod_resources(recipe: JobConfig, instance: InstanceType) -> PodResources:
+def pod_resources(
+    recipe: JobConfig, instance: InstanceType, *, file_system_capacity_gib: int
+) -> PodResources:
     """Size a trainer pod.
 
     Raises:
-        ConfigError: The state does not fit on the GPUs or in the memory of the nodes.
+        ConfigError: The state does not fit on the GPUs, the disks or in the memory of the nodes.
     """
     memory_gib = int(instance.requestable_memory_mib * _MEMORY_SHARE / 1024)
     shared_memory_gib = shared_memory_needed_gib(recipe)
     problems = [
         *_gpu_memory_problems(recipe, instance),
         *_host_memory_problems(recipe, instance, memory_gib, shared_memory_gib),
+        *_local_disk_problems(recipe, instance),
     ]
     if problems:
         raise ConfigError(problems)
@@ -67,6 +75,8 @@ def pod_resources(recipe: JobConfig, instance: InstanceType) -> PodResources:
         memory_gib=memory_gib,
         shared_memory_gib=shared_memory_gib,
         hugepages_mib=recipe.kubernetes.hugepages_mib,
+        local_disk_gib=local_disk_needed_gib(recipe),
+        grace_seconds=grace_seconds(recipe, file_system_capacity_gib=file_system_capacity_gib),
     )
 
 
@@ -79,6 +89,25 @@ def shared_memory_needed_gib(recipe: JobConfig) -> int:
     """Return the size of /dev/shm: snapshot slots and working room."""
     working = _SHARED_MEMORY_PER_RANK_GIB * recipe.job.ranks_per_node
     return math.ceil(recipe.snapshot.slots * node_state_bytes(recipe) / GIB) + working + 4
+
+
+def local_disk_needed_gib(recipe: JobConfig) -> int:
+    """Return what a node's copies on its own disk take, the one that is being written included."""
+    if not recipe.checkpoint.local.directory:
+        return 0
+    copies = recipe.checkpoint.local.keep + 1
+    return math.ceil(copies * node_state_bytes(recipe) / GIB) + _DISK_WORKING_GIB
+
+
+def grace_seconds(recipe: JobConfig, *, file_system_capacity_gib: int) -> int:
+    """Return the time to finish a step and to save it where every node finds it.
+
+    The save is given up after `checkpoint.deadline_seconds`, so more would be of no use. A node that shuts
+    down gives `POD_SHUTDOWN_SECONDS` only, whatever the pod asks for; less than that would be a waste.
+    """
+    planned = SAVE_MARGIN * save_seconds(recipe, capacity_gib=file_system_capacity_gib)
+    save = min(planned, recipe.checkpoint.deadline_seconds)
+    return max(POD_SHUTDOWN_SECONDS, math.ceil(_PARK_SECONDS + save + GRACE_MARGIN_SECONDS))
 
 
 def _gpu_memory_problems(recipe: JobConfig, instance: InstanceType) -> Iterator[Problem]:
@@ -104,3 +133,12 @@ def _host_memory_problems(
         )
         fix = "use more nodes, or a type with more memory"
         yield Problem(path="job.nodes", value=recipe.job.nodes, rule=rule, fix=fix)
+
+
+def _local_disk_problems(recipe: JobConfig, instance: InstanceType) -> Iterator[Problem]:
+    needed_gib = local_disk_needed_gib(recipe)
+    has_gib = int(_DISK_SHARE * instance.nvme_disks * instance.nvme_disk_gb * 1e9 / GIB)
+    if needed_gib > has_gib:
+        keep = recipe.checkpoint.local.keep
+        rule = f"needs {needed_gib} GiB a node, and the disks of {instance.name} have {has_gib} GiB"
+        yield Problem(path="checkpoint.local.keep", value=keep, rule=rule, fix="lower it, or use more nodes")

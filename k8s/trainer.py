@@ -18,14 +18,13 @@ from k8s.pod import (
     training_volumes,
     value_of,
 )
-from k8s.run import Run
-from k8s.sizing import GRACE_MARGIN_SECONDS, GRACE_SECONDS
+from k8s.run import LOCAL_DISK, Run
+from k8s.sizing import GRACE_MARGIN_SECONDS
 from training import environment
 from training.errors import EXIT_CONFIG, EXIT_RETRY, EXIT_SAME_STEP
 
 CONTAINER = "trainer"
 COMPONENT = "trainer"
-LOCAL_DIRECTORY = "/local"
 DIRECTORY_ANNOTATION = "holdfast/run-directory"
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
@@ -113,7 +112,7 @@ def _pod(run: Run, *, name: str) -> Manifest:
     spec = pod_spec(
         run,
         service_account=run.outputs.training_service_account,
-        grace_seconds=GRACE_SECONDS,
+        grace_seconds=run.resources.grace_seconds,
         subdomain=name,
         restartPolicy="Never",
         tolerations=[gpu_toleration()],
@@ -142,7 +141,7 @@ def _container(run: Run, *, name: str) -> Manifest:
         volumeMounts=[
             *training_mounts(run),
             {"name": "shm", "mountPath": "/dev/shm"},
-            {"name": "local", "mountPath": LOCAL_DIRECTORY},
+            {"name": "local", "mountPath": LOCAL_DISK},
         ],
     )
     if run.recipe.kubernetes.lock_memory == "pod" and run.resources.efa_interfaces:
@@ -161,9 +160,9 @@ def _environment(run: Run, *, name: str) -> list[Manifest]:
         field_of(environment.NODE, "spec.nodeName"),
         field_of(environment.NODE_INDEX, f"metadata.annotations['{INDEX_ANNOTATION}']"),
         field_of(environment.ADDRESS, "status.podIP"),
-        value_of(environment.GRACE_SECONDS, str(GRACE_SECONDS - GRACE_MARGIN_SECONDS)),
-        value_of("TORCHINDUCTOR_CACHE_DIR", f"{LOCAL_DIRECTORY}/inductor"),
-        value_of("TRITON_CACHE_DIR", f"{LOCAL_DIRECTORY}/triton"),
+        value_of(environment.GRACE_SECONDS, str(run.resources.grace_seconds - GRACE_MARGIN_SECONDS)),
+        value_of("TORCHINDUCTOR_CACHE_DIR", f"{LOCAL_DISK}/inductor"),
+        value_of("TRITON_CACHE_DIR", f"{LOCAL_DISK}/triton"),
         *hub_environment(run),
         *network_environment(run),
     ]
@@ -178,14 +177,19 @@ def _resources(run: Run) -> Manifest:
     }
     if sizes.hugepages_mib:
         limits["hugepages-2Mi"] = f"{sizes.hugepages_mib}Mi"
-    return {"requests": {"cpu": str(sizes.cpus), **limits}, "limits": limits}
+    requests = {"cpu": str(sizes.cpus), **limits}
+    if sizes.local_disk_gib:  # else a node without its RAID would take the pod, and evict it later
+        requests["ephemeral-storage"] = f"{sizes.local_disk_gib}Gi"
+    return {"requests": requests, "limits": limits}
 
 
 def _volumes(run: Run, *, name: str) -> list[Manifest]:
+    disk = run.resources.local_disk_gib
     shm = {"medium": "Memory", "sizeLimit": f"{run.resources.shared_memory_gib}Gi"}
     return [
         *training_volumes(run, name=name),
         {"name": "shm", "emptyDir": shm},
-        # kubelet's directory lies on the NVMe RAID of these nodes
-        {"name": "local", "emptyDir": {}},
+        # kubelet's directory lies on the NVMe RAID of these nodes (node_user_data.py), so this needs
+        # no hostPath, which Pod Security's "baseline" forbids; it lasts as long as the pod
+        {"name": "local", "emptyDir": {"sizeLimit": f"{disk}Gi"} if disk else {}},
     ]

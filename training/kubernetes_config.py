@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from training.errors import Problem
-from training.schema import Pattern, Range
+from training.schema import Count, Pattern, Range
 
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _ObjectName = Annotated[
@@ -33,7 +33,7 @@ class KubernetesConfig:
 
     queue: Annotated[str, Pattern(regex=rf"({_LABEL})?", description="the name of a LocalQueue")] = ""
     """Kueue LocalQueue that admits the Job; empty for no queue."""
-    hugepages_mib: Annotated[int, Range(minimum=0)] = 0
+    hugepages_mib: Count = 0
     """2 MiB huge pages a pod, for libfabric. Pending for ever where the nodes preallocate none."""
     image_registry: _Registry = ""
     """Registry host (and prefix) that replaces that of the stack's images."""
@@ -43,7 +43,7 @@ class KubernetesConfig:
     """Secret whose key `token` opens gated hub models; mounted as a file, may be missing."""
     ttl_seconds: Annotated[int, Range(minimum=600)] = 21600
     """How long a finished Job, its pods and their logs stay."""
-    model_parameters: Annotated[int, Range(minimum=0)] = 0
+    model_parameters: Count = 0
     """Parameters of the model, where they can't be computed from `model`; sizes /dev/shm."""
     lock_memory: Literal["pod", "node"] = "pod"
     """Who lifts the memory-lock limit for EFA: the pod (capability IPC_LOCK, beyond Pod Security

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
-from k8s.checkpoint_time import check_checkpoint_time, recommended_capacity_gib, save_seconds
+from k8s.checkpoint_time import check_checkpoint_time
 from k8s.findings import Finding
 from training.config import JobConfig
 
@@ -12,11 +10,6 @@ from training.config import JobConfig
 def only(recipe: JobConfig, *, capacity_gib: int = 1200, step_seconds: float | None = None) -> Finding:
     (finding,) = check_checkpoint_time(recipe, capacity_gib=capacity_gib, step_seconds=step_seconds)
     return finding
-
-
-@pytest.mark.parametrize(("capacity_gib", "minutes"), [(1200, 13.7), (2400, 6.9), (9600, 1.7)])
-def test_an_8b_state_takes_minutes(recipe: JobConfig, capacity_gib: int, minutes: float) -> None:
-    assert save_seconds(recipe, capacity_gib=capacity_gib) / 60 == pytest.approx(minutes, abs=0.05)
 
 
 def test_without_a_step_time_says_from_which_it_keeps_up(recipe: JobConfig) -> None:
@@ -38,8 +31,3 @@ def test_a_deadline_below_the_time_of_a_save_fails(recipe: JobConfig) -> None:
         dataclasses.replace(recipe, checkpoint=checkpoint), capacity_gib=1200, step_seconds=None
     )
     assert [finding.level for finding in findings] == ["FAIL", "OK"]
-
-
-def test_capacity_comes_in_the_steps_that_fsx_sells(recipe: JobConfig) -> None:
-    assert recommended_capacity_gib(recipe, interval_seconds=3600) == 1200
-    assert recommended_capacity_gib(recipe, interval_seconds=600) == 2400 * 2

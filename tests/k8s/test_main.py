@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,17 @@ def test_render_needs_no_torch_and_no_kubernetes_client() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_examples_are_written_by_the_command_that_their_test_names(tmp_path: Path) -> None:
+    # in a copy: it writes into its own folder
+    for name in ("k8s", "training", "constructs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(tmp_path / "k8s" / "generated")
+    command = [sys.executable, "-m", "k8s.examples"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+    written = sorted(path.name for path in (tmp_path / "k8s" / "generated").iterdir())
+    assert written == sorted(path.name for path in (ROOT / "k8s" / "generated").iterdir())
 
 
 def test_bad_input_is_one_line_and_exit_code_64(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from k8s.examples import P5_RECIPE
 from k8s.progress import Restarts, RunStatus
 from k8s.report import PodStatus, Report
-from k8s.status_table import duration, render_status
+from k8s.status_table import render_status
 from tests.k8s.conftest import ROOT
 from training.events import EventLog
 
@@ -128,11 +128,3 @@ def test_table_for_people() -> None:
         "0      node-a              training  0-7    Running      0",
         "1      node-b (not ready)  spare     -      Terminating  1         DeletionByTaintManager",
     ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(5, "5 s"), (65, "1 min 5 s"), (3660, "1 h 1 min"), (90000, "1 d 1 h")],
-)
-def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
