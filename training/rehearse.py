@@ -13,17 +13,16 @@ import json
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from training import environment
 from training.config import JobConfig, load_recipe
 from training.errors import EXIT_DONE, EXIT_RETRY, EXIT_STOPPED, ConfigError, RunError
 from training.events import read_events
 from training.goodput import ledger
 from training.processes import adopt_orphans
+from training.rehearsal.isolation import isolation
 from training.rehearsal.progress import Progress
 from training.rehearsal.report import report_lines
 from training.rehearsal.simulation import SimulatedCluster
@@ -65,11 +64,12 @@ def rehearse(config: JobConfig, *, recipe: Path, run_dir: Path, progress: Progre
     adopt_orphans()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(EXIT_STOPPED))
     disturbed, undisturbed = run_dir / "disturbed", run_dir / "undisturbed"
-    base = environment.short_temporary_directory()
-    with tempfile.TemporaryDirectory(prefix="hf-", dir=base, ignore_cleanup_errors=True) as temporary:
+    with isolation() as kind:
+        kind.check_visible(run_dir, setting="--run-dir")
+        kind.check_visible(Path(config.data.path), setting="data.path")
         for directory, with_faults in ((disturbed, True), (undisturbed, False)):
             cluster = SimulatedCluster(
-                config, recipe=recipe, run_dir=directory, temporary=Path(temporary), with_faults=with_faults
+                config, recipe=recipe, run_dir=directory, isolation=kind, with_faults=with_faults
             )
             _run(cluster, directory, progress)
     return _judge(config, disturbed, undisturbed)

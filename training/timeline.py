@@ -11,6 +11,7 @@ real process, so its spans don't overlap.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,8 +38,8 @@ class Interval:
 class Attempt:
     """One rank between its start and its end."""
 
-    node: str
-    pid: int
+    process: tuple[str, int, int]
+    """Node, pid, and which process of that pid: a node that is made again counts from 1 again."""
     rank: int
     key: tuple[int, int]
     """(round, iteration): equal for all ranks of a generation."""
@@ -49,10 +50,6 @@ class Attempt:
     """Step of the state that was loaded; None if nothing was loaded."""
     faults: tuple[Event, ...]
     exceptions: tuple[Event, ...]
-
-    @property
-    def process(self) -> tuple[str, int]:
-        return self.node, self.pid
 
     @property
     def rendezvous(self) -> Interval | None:
@@ -109,7 +106,7 @@ class Generation:
         return sorted((e for a in self.attempts for e in a.exceptions), key=_time)
 
     @property
-    def processes(self) -> set[tuple[str, int]]:
+    def processes(self) -> set[tuple[str, int, int]]:
         return {attempt.process for attempt in self.attempts}
 
 
@@ -134,15 +131,16 @@ def _fits(group: Sequence[Attempt], attempt: Attempt) -> bool:
 
 
 def _attempts(events: Iterable[Event]) -> Iterator[Attempt]:
-    grouped: dict[tuple[str, int, int], list[Event]] = {}
+    grouped: dict[tuple[tuple[str, int, int], int], list[Event]] = {}
+    entered: Counter[tuple[str, int]] = Counter()
     for event in events:
         if event.get("role") == "rank":
-            key = (str(event["node"]), int(event["pid"]), int(event["iteration"]))
-            grouped.setdefault(key, []).append(event)
-    for (node, pid, iteration), own in grouped.items():
+            place = (str(event["node"]), int(event["pid"]))
+            entered[place] += event["event"] == "enter"
+            grouped.setdefault(((*place, entered[place]), int(event["iteration"])), []).append(event)
+    for (process, iteration), own in grouped.items():
         yield Attempt(
-            node=node,
-            pid=pid,
+            process=process,
             rank=int(own[0]["rank"]),
             key=(int(own[0]["round"]), iteration),
             began=min(_beginning(event) for event in own),

@@ -101,6 +101,26 @@ def test_step_whose_line_was_lost_is_counted() -> None:
     assert check(script).steps_lost == 2
 
 
+class SamePids(EventScript):
+    """A node that was made again, whose processes count from 1 again."""
+
+    def pid(self, rank: int) -> int:
+        return 10 + rank
+
+
+def test_pids_of_a_node_that_was_made_again_are_new_processes() -> None:
+    script = SamePids()
+    script.spend("start", 1.0)
+    script.set_up()
+    script.steps(4, 1.0)
+    script.fault("node_loss", interrupted=0.1)
+    script.respawn(detect=0.1, restart=0.1)
+    script.set_up(base=4)
+    script.steps(2, 1.0)
+    script.end()
+    assert [(r.layer, r.steps_lost) for r in check(script).restarts] == [("in-job", 0)]
+
+
 def test_later_restart_takes_back_what_an_earlier_one_kept() -> None:
     """GIVEN the second restore goes further back than the first THEN work of both generations is lost."""
     script = started()

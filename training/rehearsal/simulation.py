@@ -1,4 +1,4 @@
-"""A cluster on one machine: the control store and `job.nodes` launchers, each a node of its own.
+"""A cluster on one machine: the control store and `job.nodes` launchers, each a pod of its own.
 
 What Kubernetes does for a run is done here: a control process or a node that ends is started again,
 a configuration error fails the whole run. Faults that are greater than a rank are done here too: the
@@ -7,11 +7,7 @@ rank that sets the time says so in its events.
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +18,9 @@ from training import environment
 from training.config import JobConfig
 from training.errors import EXIT_CONFIG, EXIT_DONE, EXIT_RETRY, EXIT_SAME_STEP
 from training.events import EventLog
-from training.processes import end_descendants, end_tree, reap_orphans
+from training.processes import end_descendants, reap_orphans
+from training.rehearsal.isolation import Isolation
+from training.rehearsal.node import SimulatedPod
 from training.rehearsal.progress import EventTail
 
 POLL_SECONDS = 0.1
@@ -35,7 +33,7 @@ class SimulatedCluster:
     """Processes of one run; nothing of them is left after the `with` block."""
 
     def __init__(
-        self, config: JobConfig, *, recipe: Path, run_dir: Path, temporary: Path, with_faults: bool
+        self, config: JobConfig, *, recipe: Path, run_dir: Path, isolation: Isolation, with_faults: bool
     ) -> None:
         """Prepare a run.
 
@@ -43,14 +41,14 @@ class SimulatedCluster:
             config: The recipe.
             recipe: Its file.
             run_dir: Directory of the run.
-            temporary: Directory for the nodes' sockets and marks.
+            isolation: What keeps the nodes apart.
             with_faults: Let the recipe's planned faults hit.
         """
         self._config, self._recipe, self._run_dir = config, recipe, run_dir
-        self._temporary, self._with_faults = temporary, with_faults
+        self._isolation, self._with_faults = isolation, with_faults
         self._port = environment.free_port()
-        self._control: subprocess.Popen[bytes] | None = None
-        self._nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self._control: SimulatedPod | None = None
+        self._nodes: dict[int, SimulatedPod] = {}
         self._restarts_left = POD_RESTARTS
         self._tail = EventTail(run_dir)
         self._control_due = 0.0
@@ -66,9 +64,8 @@ class SimulatedCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in [*self._nodes.values(), *([self._control] if self._control else [])]:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+        for pod in self._pods():
+            pod.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < deadline and any(node.poll() is None for node in self._nodes.values()):
             time.sleep(POLL_SECONDS)
@@ -83,7 +80,7 @@ class SimulatedCluster:
         """
         while self._nodes:
             watch()
-            reap_orphans(keep=self._pids())
+            reap_orphans(keep=[pod.pid for pod in self._pods()])
             for event in self._tail.read():
                 self._inflict(event)
             self._ensure_control()
@@ -99,34 +96,29 @@ class SimulatedCluster:
         if event["event"] != "fault":
             return
         if event["kind"] == "control_loss" and self._control is not None:
-            self._control.kill()
+            self._control.lose()
             self._control_due = time.monotonic() + CONTROL_LOST_SECONDS
-        if event["kind"] in ("node_loss", "sigterm"):
-            index = int(event["node"].removeprefix("node-"))
-            self._inflict_on_node(index, lost=event["kind"] == "node_loss")
+        if event["kind"] == "node_loss":
+            self._node(event).lose()
+        if event["kind"] == "sigterm":
+            self._node(event).send_signal(signal.SIGTERM)
 
-    def _inflict_on_node(self, index: int, *, lost: bool) -> None:
-        node = self._nodes[index]
-        if not lost:
-            node.send_signal(signal.SIGTERM)
-            return
-        # Stopped, so that it can't start anew what is killed below it
-        node.send_signal(signal.SIGSTOP)
-        end_tree(node.pid)
-        shutil.rmtree(self._temporary / f"node-{index}", ignore_errors=True)
+    def _node(self, event: Mapping[str, Any]) -> SimulatedPod:
+        return self._nodes[int(event["node"].removeprefix("node-"))]
 
     def _ensure_control(self) -> None:
         if self._control is None or self._control.poll() in (None, EXIT_DONE):
             return
         if time.monotonic() >= self._control_due:
-            self._tell_end("control", self._control)
+            self._tell_end(self._control)
             self._control = self._start_control()
 
-    def _tell_end(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        code = process.returncode
+    def _tell_end(self, pod: SimulatedPod) -> None:
+        code = pod.poll()
+        assert code is not None
         self._events.emit(
             "process_exit",
-            name=name,
+            name=pod.name,
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
         )
@@ -138,7 +130,7 @@ class SimulatedCluster:
             if code is None:
                 continue
             del self._nodes[index]
-            self._tell_end(f"node-{index}", node)
+            self._tell_end(node)
             if code in (EXIT_CONFIG, EXIT_SAME_STEP):
                 return code
             if code != EXIT_DONE:
@@ -148,46 +140,38 @@ class SimulatedCluster:
                 self._nodes[index] = self._start_node(index)
         return None
 
-    def _pids(self) -> list[int]:
-        processes = [*self._nodes.values(), *([self._control] if self._control else [])]
-        return [process.pid for process in processes]
+    def _pods(self) -> list[SimulatedPod]:
+        return [*self._nodes.values(), *([self._control] if self._control else [])]
 
-    def _start_control(self) -> subprocess.Popen[bytes]:
+    def _start_control(self) -> SimulatedPod:
         options = ["--host", "127.0.0.1", "--port", str(self._port), "--linger-seconds", "1"]
         return self._start("control", ["control", str(self._recipe), *options], {})
 
-    def _start_node(self, index: int) -> subprocess.Popen[bytes]:
+    def _start_node(self, index: int) -> SimulatedPod:
         name = f"node-{index}"
         extra = {
             environment.NODE: name,
             environment.NODE_INDEX: str(index),
             environment.CONTROL: f"127.0.0.1:{self._port}",
-            environment.ADDRESS: "127.0.0.1",
+            # Of its own: NVRx knows a launcher by address and pid, and pids are alike on all nodes
+            environment.ADDRESS: f"127.0.0.{index + 2}",
             environment.GRACE_SECONDS: str(GRACE_SECONDS),
+            # NCCL takes ranks of one host for neighbours that share memory
+            "NCCL_HOSTID": f"{self._config.job.name}-{name}",
             **self._visible_gpus(index),
         }
         if self._with_faults:
             extra[environment.REHEARSAL] = "1"
         return self._start(name, ["launch", str(self._recipe), "--run-dir", str(self._run_dir)], extra)
 
-    def _start(self, name: str, command: list[str], extra: dict[str, str]) -> subprocess.Popen[bytes]:
-        directory = self._temporary / name
-        directory.mkdir(exist_ok=True)
-        environ = {
-            **os.environ,
-            environment.RUN_ID: self._config.job.name,
-            "TMPDIR": str(directory),
-            **extra,
-        }
-        with (self._run_dir / "logs" / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "training", *command],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+    def _start(self, name: str, command: list[str], extra: dict[str, str]) -> SimulatedPod:
+        return SimulatedPod(
+            name,
+            command,
+            isolation=self._isolation,
+            environ={environment.RUN_ID: self._config.job.name, **extra},
+            log=self._run_dir / "logs" / f"{name}.log",
+        )
 
     def _visible_gpus(self, index: int) -> dict[str, str]:
         """Give each node its own share of this machine's GPUs, where it has enough of them."""
