@@ -12,8 +12,12 @@ def main(arguments: list[str]) -> int:
     jobs.add_cluster_arguments(parser)
     options = parser.parse_args(arguments)
     kubectl = jobs.kubectl_of(options)
-    metadata = jobs.find_job(kubectl, options.name)["metadata"]
-    print(jobs.delete_objects(kubectl, metadata["name"]), end="")  # noqa: T201
+    job = jobs.find_job(kubectl, options.name)
+    metadata = job["metadata"]
+    if not jobs.is_finished(job):
+        seconds = jobs.grace_seconds(job)
+        print(f"stopping {metadata['name']}: its pods have {seconds} s to end", flush=True)  # noqa: T201
+    print(jobs.delete_objects(kubectl, job), end="")  # noqa: T201
     directory = metadata.get("annotations", {}).get(DIRECTORY_ANNOTATION)
     if directory:
         print(f"{directory} stays on the shared file system")  # noqa: T201

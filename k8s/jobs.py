@@ -10,9 +10,10 @@ from k8s.kubectl import Kubectl
 from k8s.pod import COMPONENT_LABEL, INSTANCE_LABEL, RUN_LABEL
 from training.errors import RunError
 
-State = Literal["queued", "pending", "running", "complete", "failed"]
+State = Literal["queued", "pending", "running", "stopping", "complete", "failed"]
 KINDS_OF_A_JOB = ("job", "service", "configmap", "poddisruptionbudget", "role", "rolebinding")
 DEFAULT_NAMESPACE = "training"
+_DELETE_MARGIN_SECONDS = 120  # over the pods' grace
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser, *, with_name: bool = True) -> None:
@@ -59,6 +60,8 @@ def state_of(job: dict[str, Any]) -> State:
         return "complete"
     if is_true(job, "Failed"):
         return "failed"
+    if "deletionTimestamp" in job["metadata"]:
+        return "stopping"
     if job["spec"].get("suspend"):
         return "queued"
     return "running" if job.get("status", {}).get("ready") else "pending"
@@ -91,13 +94,24 @@ def selector_of(job_name: str, *, component: str = "") -> str:
     return f"{INSTANCE_LABEL}={job_name}{of_component}"
 
 
-def delete_objects(kubectl: Kubectl, job_name: str) -> str:
-    """Delete a Job and all that belongs to it; return what was deleted, an object a line."""
-    # foreground: the name is free again only when the last pod has ended its grace period
-    arguments = ("--cascade=foreground", "--ignore-not-found", "--timeout=900s", "--wait")
-    kinds = ",".join(KINDS_OF_A_JOB)
-    selector = f"--selector={selector_of(job_name)}"
-    return kubectl.run("delete", kinds, selector, *arguments, request_timeout="0")
+def grace_seconds(job: dict[str, Any]) -> int:
+    """Return how long the pods of a Job have from SIGTERM to SIGKILL."""
+    return int(job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"])
+
+
+def delete_objects(kubectl: Kubectl, job: dict[str, Any]) -> str:
+    """Delete a Job, and all that belongs to it when its last pod has ended.
+
+    Returns:
+        What was deleted, an object a line.
+    """
+    name = str(job["metadata"]["name"])
+    seconds = grace_seconds(job) + _DELETE_MARGIN_SECONDS
+    wait = ("--cascade=foreground", "--ignore-not-found", f"--timeout={seconds}s", "--wait")
+    # pods that save as they stop still need their control store
+    first = kubectl.run("delete", "job", name, *wait, request_timeout="0")
+    selector = f"--selector={selector_of(name)}"
+    return first + kubectl.run("delete", ",".join(KINDS_OF_A_JOB), selector, *wait, request_timeout="0")
 
 
 def _conditions(job: dict[str, Any]) -> list[dict[str, Any]]:

@@ -53,6 +53,10 @@ class Kubectl:
         """Merge `change` into an object."""
         self.run("patch", kind, name, "--type=merge", f"--patch={json.dumps(change)}")
 
+    def patch_all(self, manifests: str, change: dict[str, Any]) -> None:
+        """Merge `change` into each of the objects that the YAML names."""
+        self.run("patch", "--filename=-", "--type=merge", f"--patch={json.dumps(change)}", stdin=manifests)
+
     def run(self, *arguments: str, stdin: str = "", request_timeout: str = "60s") -> str:
         """Run kubectl and return what it prints.
 

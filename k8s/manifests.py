@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import yaml
@@ -22,7 +22,7 @@ _HASH_CHARACTERS = 8
 
 
 def job_objects(run: Run, kind: JobKind = "train") -> list[Manifest]:
-    """Return a Job and what belongs to it, in the order to create them."""
+    """Return a Job and what belongs to it, in the order to create them: the Job itself comes last."""
     return _BUILDERS[kind](run, job_name(run, kind))
 
 
@@ -39,8 +39,12 @@ def job_name(run: Run, kind: JobKind = "train") -> str:
 
 
 def render(run: Run, kind: JobKind = "train", *, with_prerequisites: bool = False) -> str:
-    """Return the objects as YAML documents, byte for byte the same for the same input."""
-    objects = [*(prerequisites(run) if with_prerequisites else ()), *job_objects(run, kind)]
+    """Return a Job and what belongs to it, byte for byte the same for the same input."""
+    return as_yaml([*(prerequisites(run) if with_prerequisites else ()), *job_objects(run, kind)])
+
+
+def as_yaml(objects: Sequence[Manifest]) -> str:
+    """Return YAML documents that look as people write them."""
     return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=1000, explicit_start=True)
 
 

@@ -45,7 +45,7 @@ def run_smoke(kubectl: Kubectl, run: Run) -> Iterator[Finding]:
             return
         yield from judge(log, run)
     finally:
-        jobs.delete_objects(kubectl, name)
+        jobs.delete_objects(kubectl, objects[-1])
 
 
 def smoke_objects(run: Run) -> list[Manifest]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from k8s import jobs
 from k8s.command_line import command_parser
 from k8s.kubectl import Kubectl
-from k8s.manifests import JobKind, job_name, job_objects, render
+from k8s.manifests import JobKind, as_yaml, job_objects
+from k8s.pod import Manifest
 from k8s.render import add_run_arguments, run_of
 from k8s.run import Run
 from training.errors import RunError
@@ -28,45 +29,47 @@ def main(arguments: list[str]) -> int:
 def submit(kubectl: Kubectl, run: Run, kind: JobKind = "train", *, dry_run: bool = False) -> str:
     """Apply a Job and what belongs to it; return what happened, an object a line.
 
-    A finished Job of the same name is removed first, so that the run goes on from its checkpoints.
+    A finished Job of the same name is removed first, so that the run goes on from its checkpoints. One that
+    is alive is left as it is: applied again, it would be suspended again where a queue has admitted it.
 
     Raises:
         RunError: The run is in use by another Job, or the API server refuses an object.
     """
-    name = job_name(run, kind)
+    objects = job_objects(run, kind)
+    name = objects[-1]["metadata"]["name"]
     if kind == "train":
-        _refuse_second_job(kubectl, run.recipe.job.name, name)
-    manifests = render(run, kind)
+        _refuse_rivals(kubectl, run.recipe.job.name, name)
     if dry_run:
-        return kubectl.apply(manifests, dry_run=True)
-    existing = kubectl.get("job", name)
-    if existing is not None and jobs.is_finished(existing):
-        jobs.delete_objects(kubectl, name)
-    applied = kubectl.apply(manifests)
-    _tie_to_job(kubectl, run, kind)
-    return applied
+        return kubectl.apply(as_yaml(objects), dry_run=True)
+    job = kubectl.get("job", name)
+    if job is not None and jobs.is_finished(job):
+        jobs.delete_objects(kubectl, job)
+        job = None
+    applied = kubectl.apply(as_yaml(objects if job is None else objects[:-1]))
+    _tie_to_job(kubectl, objects)
+    return applied if job is None else f"{applied}job.batch/{name} is {jobs.state_of(job)} already\n"
 
 
-def _refuse_second_job(kubectl: Kubectl, run: str, name: str) -> None:
+def _refuse_rivals(kubectl: Kubectl, run: str, name: str) -> None:
     """Refuse a second Job that would write into the run directory of a living one."""
     for job in jobs.jobs_of_run(kubectl, run):
-        other = job["metadata"]["name"]
+        other, state = job["metadata"]["name"], jobs.state_of(job)
+        if state == "stopping":
+            raise RunError(f"job.name={run!r}: Job {other} is stopping; submit again when its pods are gone")
         if other != name and not jobs.is_finished(job):
             raise RunError(
-                f"job.name={run!r}: Job {other} of this run is {jobs.state_of(job)}; stop it with "
+                f"job.name={run!r}: Job {other} of this run is {state}; stop it with "
                 f"`python -m k8s delete {other}` (checkpoints stay, the new Job goes on from them), "
                 "or choose another name"
             )
 
 
-def _tie_to_job(kubectl: Kubectl, run: Run, kind: JobKind) -> None:
-    """Make the Job the owner of its objects, so that they go when it goes, by TTL or by hand."""
-    name = job_name(run, kind)
-    job = kubectl.get("job", name)
+def _tie_to_job(kubectl: Kubectl, objects: list[Manifest]) -> None:
+    """Make the Job, the last object, the owner of the others: they go when it goes, by TTL or by hand."""
+    *others, own = objects
+    job = kubectl.get("job", own["metadata"]["name"])
     if job is None:
         return
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
-    for manifest in job_objects(run, kind):
-        if manifest["metadata"]["name"] != name or manifest["kind"] != "Job":
-            change = {"metadata": {"ownerReferences": [owner]}}
-            kubectl.patch(manifest["kind"].lower(), manifest["metadata"]["name"], change)
+    metadata = job["metadata"]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
+    kubectl.patch_all(as_yaml(others), {"metadata": {"ownerReferences": [owner]}})

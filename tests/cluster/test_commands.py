@@ -19,9 +19,10 @@ from k8s.network import control_name
 from k8s.prerequisites import prerequisites
 from k8s.publish import STATUS_ANNOTATION
 from k8s.run import Run
+from k8s.submit import submit
 from tests.cluster.command_line import ROOT, k8s, write_outputs
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.nodes import Kubelets
+from tests.cluster.nodes import FakeNode, Kubelets
 from tests.cluster.training_run import RunInCluster, has_condition
 from tests.cluster.waiting import wait_until
 from training.errors import EXIT_CONFIG, EXIT_DONE
@@ -77,6 +78,26 @@ def test_a_second_job_of_a_living_run_is_refused(
     assert f"Job {submitted.name} of this run is running; stop it with" in done.stderr
 
 
+def test_a_job_that_its_queue_has_admitted_is_not_suspended_again(
+    make_cluster_run: Any, control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    # GIVEN a suspended Job that Kueue resumes
+    run = make_cluster_run(kubernetes={"queue": "team-a"}, spares=0)
+    in_cluster = RunInCluster(run, control_plane)
+    in_cluster.kubectl.apply(yaml.safe_dump_all(prerequisites(run)))
+    submit(in_cluster.kubectl, run)
+    assert in_cluster.job()["spec"]["suspend"]
+    in_cluster.kubectl.patch("job", in_cluster.name, {"spec": {"suspend": False}})
+    in_cluster.wait_for_running(2)
+    # WHEN it is submitted again, after somebody has removed its Service
+    in_cluster.kubectl.run("delete", "service", in_cluster.name)
+    answer = submit(in_cluster.kubectl, run)
+    # THEN
+    assert answer.endswith(f"job.batch/{in_cluster.name} is running already\n")
+    assert not in_cluster.job()["spec"]["suspend"]
+    assert in_cluster.kubectl.get("service", in_cluster.name) is not None
+
+
 def test_a_finished_job_is_submitted_again(
     submitted: RunInCluster, files: tuple[Run, Path, Path], kubelets: Kubelets
 ) -> None:
@@ -94,6 +115,29 @@ def test_delete_leaves_nothing(submitted: RunInCluster) -> None:
     done = k8s("delete", "llama3-8b", "--namespace", submitted.kubectl.namespace)
     assert done.returncode == 0, done.stderr
     assert "/fsx/runs/llama3-8b stays on the shared file system" in done.stdout
+    assert _left(submitted) == []
+
+
+def test_a_run_that_stops_keeps_its_control_store_to_the_last_pod(
+    submitted: RunInCluster, files: tuple[Run, Path, Path], kubelets: Kubelets, nodes: dict[str, FakeNode]
+) -> None:
+    # GIVEN a node whose pod takes its time to end
+    node = submitted.pod(0)["spec"]["nodeName"]
+    kubelets.lose(node)
+    command = [sys.executable, "-m", "k8s", "delete", submitted.name]
+    arguments = ["--namespace", submitted.kubectl.namespace]
+    deletion = subprocess.Popen([*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: len(submitted.pods()) == 1, "the other pod ended")
+        # THEN the control store stays, and nobody starts a second Job
+        assert submitted.kubectl.get("job", control_name(submitted.name)) is not None
+        _, recipe, outputs = files
+        again = k8s("submit", recipe, "--outputs", outputs)
+        assert f"Job {submitted.name} is stopping; submit again" in again.stderr
+    finally:
+        kubelets.recover(nodes[node])
+        output = deletion.communicate(timeout=90)[0]
+    assert output.startswith(f"stopping {submitted.name}: its pods have 1309 s to end\n")
     assert _left(submitted) == []
 
 
