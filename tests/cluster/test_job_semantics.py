@@ -12,15 +12,16 @@ from tests.cluster.training_run import RunInCluster, has_condition, index_of
 from tests.cluster.waiting import wait_until
 from training.errors import EXIT_CONFIG, EXIT_DONE, EXIT_RETRY, EXIT_SAME_STEP
 
-# the first delay of an index is 10 s; one that all indexes share would be 40 s at the third failure
+# the first delay of an index is 10 s; one that all indexes share would be 40 s after three failures
 ONE_DELAY_SECONDS = 30.0
 
 
 def test_each_index_has_a_retry_delay_of_its_own(started: RunInCluster, kubelets: Kubelets) -> None:
-    for index in range(3):
-        failed = started.pod(index)
-        kubelets.exit(failed, EXIT_RETRY)
-        started.wait_for_replacement(failed, seconds=ONE_DELAY_SECONDS)
+    pods = started.running()
+    for pod in pods:
+        kubelets.exit(pod, EXIT_RETRY)
+    for pod in pods:
+        started.wait_for_replacement(pod, seconds=ONE_DELAY_SECONDS)
     assert not has_condition(started.job()["status"], "Failed")
 
 
