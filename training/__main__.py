@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 from training import environment
@@ -26,8 +27,10 @@ COMMANDS = {
 
 
 def main(arguments: list[str]) -> int:
+    rank = os.environ.get("RANK")
+    who = f"rank {rank} " if rank else ""  # all ranks of a node write into one log
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
+        level=logging.INFO, format=f"%(asctime)s {who}%(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
     # NVRx logs every start and end of its worker at INFO
     logging.getLogger("nvidia_resiliency_ext").setLevel(logging.WARNING)

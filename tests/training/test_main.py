@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,19 @@ def test_mistakes_end_with_64_and_one_message(arguments: tuple[str, ...], messag
     assert done.returncode == 64, done.stderr
     assert message in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("rank", "line"), [("3", "rank 3 WARNING careful"), ("", " WARNING careful")])
+def test_a_rank_says_in_its_log_which_it_is(rank: str, line: str) -> None:
+    program = (
+        "import logging; from training.__main__ import main; main(['--help']); logging.warning('careful')"
+    )
+    environ = {**os.environ, "RANK": rank}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environ, capture_output=True, text=True, check=True
+    )
+    assert line in done.stderr
+    assert ("rank" in done.stderr) is bool(rank)
 
 
 def test_help_lists_the_commands() -> None:
