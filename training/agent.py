@@ -48,7 +48,7 @@ def _run_launcher(run_dir: Path, recipe: Path, arguments: list[str]) -> int:
 
     from nvidia_resiliency_ext.fault_tolerance import launcher
 
-    from training import nvrx_changes
+    from training import nvrx_changes, nvrx_rendezvous
 
     with EventLog(run_dir, role="launcher", node=environment.node_name()) as events:
         round_file = Path(os.environ[environment.ROUND_FILE])
@@ -56,7 +56,7 @@ def _run_launcher(run_dir: Path, recipe: Path, arguments: list[str]) -> int:
         try:
             launcher.main(arguments)
         except SystemExit as end:
-            if nvrx_changes.ControlReturned.raised:
+            if nvrx_rendezvous.ControlReturned.raised:
                 return EXIT_CONTROL_RETURNED
             return int(end.code or 0)
     return 0

@@ -273,7 +273,9 @@ class Supervisor:
         if self._control.final_code is not None:
             log.error("the control store of this node ended with %d", self._control.final_code)
             return self._control.final_code
-        if ended == EXIT_CONTROL_RETURNED:
+        if ended == -signal.SIGALRM:
+            log.warning("the control store did not answer this node's launcher, starting another")
+        if ended in (EXIT_CONTROL_RETURNED, -signal.SIGALRM):
             return None
         if not self._restarts:
             log.error('a rank or the launcher ended, and recovery.layers has no "in_job" to restart it')

@@ -19,6 +19,9 @@ read, and not tried.
     11  can't watch a rank that died twice before a section   same    keeps no state of restarts
     12  starts each rank from nothing, imports included       same    forks it from a warm server
     13  logs every poll and check at INFO                     same    WARNING
+    14  waits for ever for a store that is stopped            same    asks in a thread, or dies of SIGALRM
+    15  lets a spare, or another node's rank, push out a      partly  survivors are awaited, and keep theirs
+        survivor, whose memory holds its state
 """
 
 from __future__ import annotations
@@ -27,45 +30,28 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
-import threading
 import time
 import types
-import uuid
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
 import nvidia_resiliency_ext.fault_tolerance.ft_rendezvous_barrier as barrier
-from nvidia_resiliency_ext.fault_tolerance import (
-    c10d_monkey_patch,
-    control_plane,
-    launcher,
-    rank_monitor_server,
-)
-from torch._C._distributed_c10d import Store, TCPStore
+from nvidia_resiliency_ext.fault_tolerance import control_plane, launcher, rank_monitor_server
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-from torch.distributed.elastic.rendezvous import api as rendezvous
 
 from training import shared_memory
 from training.events import EventLog
 from training.fork_server import ForkServer, ForkServerLost
+from training.nvrx_rendezvous import ControlState, RendezvousHandler, quicken_polls
 from training.nvrx_version import check_version
 from training.processes import reap_orphans
 
-POLL_SECONDS = 0.1
-HEARTBEAT_SECONDS = 1.0
-NODE_LOST_SECONDS = 10.0
-CONTROL_PROBE_SECONDS = 1.0
-CONTROL_ANSWER_SECONDS = 5.0
 EXIT_BARRIER_SECONDS = 30
 LEFTOVERS_SECONDS = 1.0
-FINISHED = "/finished"
-STORE_ID_KEY = "holdfast/store_id"
 
 
 def apply_to_launcher(events: EventLog, round_file: Path, *, workers: ForkServer | None) -> None:
@@ -77,7 +63,8 @@ def apply_to_launcher(events: EventLog, round_file: Path, *, workers: ForkServer
         workers: Server that ranks are forked from; None to start them as new programs.
     """
     check_version()
-    Agent.events, Agent.round_file = events, round_file
+    Agent.events = RendezvousHandler.events = events
+    RendezvousHandler.round_file = round_file
     launcher.LocalElasticAgent = Agent
     launcher.terminate_mp_processes = end_process_groups
     _quieten(launcher)
@@ -86,7 +73,7 @@ def apply_to_launcher(events: EventLog, round_file: Path, *, workers: ForkServer
     rank_monitor_server.RankMonitorStateMachine = RankMonitorState
     WorkerHandler.server = workers
     setattr(multiprocessing_api, "get_subprocess_handler", WorkerHandler)  # noqa: B010
-    _quicken_polls()
+    quicken_polls()
 
 
 def apply_to_control(linger_seconds: float) -> Callable[[], bool]:
@@ -102,7 +89,7 @@ def apply_to_control(linger_seconds: float) -> Callable[[], bool]:
     ControlState.linger_seconds = linger_seconds
     control_plane._RendezvousBarrierState = ControlState
     _quieten(control_plane)
-    _quicken_polls()
+    quicken_polls()
     return ControlState.ended.is_set
 
 
@@ -110,7 +97,6 @@ class Agent(launcher.LocalElasticAgent):  # type: ignore[misc]
     """3, 8, 10: stops workers at once, and reports how they ended."""
 
     events: ClassVar[EventLog]
-    round_file: ClassVar[Path]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "exit_barrier_timeout": EXIT_BARRIER_SECONDS})
@@ -118,7 +104,7 @@ class Agent(launcher.LocalElasticAgent):  # type: ignore[misc]
 
     def _start_workers(self, worker_group: Any) -> dict[int, Any]:
         pids = super()._start_workers(worker_group)
-        self._rdzv_handler.note_round(self.round_file)
+        self._rdzv_handler.note_round()
         ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         workers = {ranks[local_rank]: pid for local_rank, pid in pids.items()}
         self.events.emit("round", round=self._rdzv_handler.round(), workers=workers)
@@ -166,120 +152,6 @@ class Agent(launcher.LocalElasticAgent):  # type: ignore[misc]
             )
 
 
-class RendezvousHandler(barrier.FtRendezvousBarrierHandler):  # type: ignore[misc]
-    """1, 2, 6, 7: survives a lost control store, and never closes a rendezvous that others need."""
-
-    _store: Any
-    _lost_since: float | None = None
-    _store_id = ""
-    _next_probe = 0.0
-    _next_heartbeat = 0.0
-
-    def is_next_round_open(self) -> bool:
-        """Say whether a peer has called for a restart; a store that is gone has no peers' calls.
-
-        Raises:
-            ControlReturned: A new store is in the lost one's place. Reconnecting to it is no way: it
-                begins at round 0 while this launcher is at N, so all launchers start afresh.
-        """
-        if self._lost_since is not None and not self._is_control_back():
-            return False
-        try:
-            self._store_id = self._store_id or _read_store_id(self._store)
-            self._beat()
-            return bool(super().is_next_round_open())
-        except RuntimeError as error:
-            self._lost_since = time.time()
-            reason = str(error).splitlines()[0]
-            Agent.events.emit("control_lost", message=reason)
-            barrier.log.warning("control store lost, training goes on without it: %s", reason)
-            return False
-
-    def shutdown(self, *args: Any, **kwargs: Any) -> bool:
-        agent = self._agent
-        if agent is not None and agent._worker_group.state is WorkerState.SUCCEEDED:
-            return bool(super().shutdown(*args, **kwargs))
-        return True
-
-    def note_round(self, path: Path) -> None:
-        """Write down the round that this node works in, for a launcher that has to take over."""
-        path.write_text(self._round_name(self.round()))
-
-    def finish(self) -> None:
-        """Tell the control that this node's workers are done, so that its silence is no loss."""
-        with contextlib.suppress(RuntimeError):  # the end needs no control store
-            self._store.set(heartbeat_key(self._barrier_state, self._assigned_rank) + FINISHED, "")
-
-    def _complete_initialization(self) -> None:
-        super()._complete_initialization()
-        state, path = self._barrier_state, Agent.round_file
-        last_round = state._round - 1
-        if path.exists() and path.read_text() == self._round_name(last_round):
-            barrier.log.warning("an earlier launcher of this node ended in round %d", last_round)
-            state.store.compare_set(state.round_done_key, "", "0")
-
-    def _round_name(self, number: int) -> str:
-        return f"{_read_store_id(self._store)}:{number}"
-
-    def _beat(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_heartbeat:
-            self._next_heartbeat = now + HEARTBEAT_SECONDS
-            self._store.add(heartbeat_key(self._barrier_state, self._assigned_rank), 1)
-
-    def _is_control_back(self) -> bool:
-        """Look for the store once a probe interval; go on with it if it is the one that was lost.
-
-        Raises:
-            ControlReturned: It is another one.
-        """
-        store = self._probe_control()
-        if store is None:
-            return False
-        if not self._store_id or _read_store_id(store) != self._store_id:
-            raise ControlReturned
-        store.set_timeout(self._store.timeout)
-        # The old connection may hold a late answer, which the next question would take for its own
-        self._store = self._barrier_state.store = store
-        if self._agent is not None:
-            self._agent._store = self._get_store()
-        Agent.events.emit("control_answers", seconds=time.time() - (self._lost_since or 0.0))
-        barrier.log.warning("the control store answers again and has lost nothing: going on with it")
-        self._lost_since = None
-        return True
-
-    def _probe_control(self) -> TCPStore | None:
-        """Return a new client of the store, or None while nothing answers."""
-        now = time.monotonic()
-        if now < self._next_probe:
-            return None
-        self._next_probe = now + CONTROL_PROBE_SECONDS
-        host, port = self._store.host, self._store.port
-        timeout = timedelta(seconds=CONTROL_ANSWER_SECONDS)
-        try:
-            socket.create_connection((host, port), timeout=CONTROL_PROBE_SECONDS).close()
-            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-            store.check([STORE_ID_KEY])
-        except (OSError, RuntimeError):
-            return None
-        return store
-
-
-def _read_store_id(store: Store) -> str:
-    """Return the name that a control store gives itself, empty if it has none (yet)."""
-    return store.get(STORE_ID_KEY).decode() if store.check([STORE_ID_KEY]) else ""
-
-
-class ControlReturned(Exception):
-    """A new control store is in the place of a lost one: a fresh launcher must replace this one."""
-
-    raised = False
-
-    def __init__(self) -> None:
-        super().__init__("the control store is a new one: forming a new round")
-        ControlReturned.raised = True
-
-
 class WorkerHandler(SubprocessHandler):
     """12: starts `python -m training ...` as a copy of a process that has imported it all."""
 
@@ -308,70 +180,12 @@ class RankMonitorState(rank_monitor_server.RankMonitorStateMachine):  # type: ig
     def handle_signal(self) -> None: ...
 
 
-class ControlState(barrier._RendezvousBarrierState):  # type: ignore[misc]
-    """6, 9: opens a new round when a node falls silent, and knows when the run has ended."""
-
-    ended: ClassVar[threading.Event] = threading.Event()
-    linger_seconds: ClassVar[float] = 0.0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.store.set(STORE_ID_KEY, uuid.uuid4().hex)
-        self._last_beats: dict[int, tuple[bytes, float]] = {}
-        self._nodes = 0
-
-    def close_current_round_as_host(
-        self, node: Any, min_nodes: int, *args: Any, stop_event: threading.Event, **kwargs: Any
-    ) -> int:
-        self._nodes = min_nodes
-        try:
-            closed = super().close_current_round_as_host(
-                node, min_nodes, *args, stop_event=stop_event, **kwargs
-            )
-        except (rendezvous.RendezvousClosedError, rendezvous.RendezvousGracefulExitError):
-            if self.is_shutdown():
-                self.ended.set()
-                stop_event.wait(self.linger_seconds)
-            raise
-        self._last_beats = {}
-        return int(closed)
-
-    def is_shutdown(self) -> bool:
-        # NVRx asks this once in every poll while it waits for a round: the one place to look around.
-        self._open_round_for_silent_nodes()
-        return bool(super().is_shutdown())
-
-    def _open_round_for_silent_nodes(self) -> None:
-        if self._nodes == 0 or self._round == 0 or self.store.check([self.round_done_key]):
-            return
-        silent = [rank for rank in range(self._nodes) if self._is_silent(rank)]
-        if silent:
-            barrier.log.warning("no heartbeat of nodes %s in round %d", silent, self._round - 1)
-            self.store.set(self.round_done_key, "0")
-
-    def _is_silent(self, group_rank: int) -> bool:
-        key, now = heartbeat_key(self, group_rank, round_number=self._round - 1), time.monotonic()
-        if self.store.check([key + FINISHED]):
-            return False
-        beat = self.store.get(key) if self.store.check([key]) else b""
-        last_beat, since = self._last_beats.setdefault(group_rank, (beat, now))
-        if beat != last_beat:
-            self._last_beats[group_rank] = (beat, now)
-            return False
-        return now - since > NODE_LOST_SECONDS
-
-
-def heartbeat_key(state: Any, group_rank: int, *, round_number: int | None = None) -> str:
-    """Return the key that counts a node's heartbeats in a round."""
-    number = state._round if round_number is None else round_number
-    return f"holdfast/heartbeat/{state.run_id}/{number}/{group_rank}"
-
-
 def end_process_groups(allowed_pgids: set[int]) -> None:
     """4: stop what workers left behind in their process groups, and wait only while it lives."""
     _signal_groups(allowed_pgids, signal.SIGTERM)
     deadline = time.monotonic() + LEFTOVERS_SECONDS
     while time.monotonic() < deadline and _signal_groups(allowed_pgids, 0):
+        _reap_groups(allowed_pgids)
         time.sleep(0.01)
     _signal_groups(allowed_pgids, signal.SIGKILL)
 
@@ -388,22 +202,12 @@ def _signal_groups(groups: set[int], number: int) -> bool:
     return found
 
 
-def _quicken_polls() -> None:
-    """4: NVRx's polls go through the `time` of their own module, which is replaced there only."""
-    barrier.time = types.SimpleNamespace(
-        sleep=lambda seconds: time.sleep(min(seconds, POLL_SECONDS)),
-        monotonic=time.monotonic,
-        time=time.time,
-    )
-    wait_for_server = c10d_monkey_patch._wait_for_tcp_store_server
-
-    def wait(host: str, port: int, max_wait_seconds: float) -> None:
-        wait_for_server(host, port, max_wait_seconds, probe_interval_seconds=POLL_SECONDS)
-
-    c10d_monkey_patch._wait_for_tcp_store_server = wait
-    barrier._RendezvousBarrierState._compute_step2_poll_interval = staticmethod(
-        lambda min_nodes, segment_check_interval: POLL_SECONDS
-    )
+def _reap_groups(groups: set[int]) -> None:
+    """Collect orphans in process groups, which this launcher adopted: a zombie counts as alive."""
+    for group in groups:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-group, os.WNOHANG)[0]:
+                pass
 
 
 def _quieten(module: types.ModuleType) -> None:
