@@ -11,6 +11,10 @@ from k8s.doctor import load_cluster
 from stacks.config import CapacityConfig, ClusterConfig
 from tests.k8s.conftest import ROOT
 from training.errors import ConfigError
+from training.events import EventLog
+from training.goodput import main as training_goodput
+
+START = 1_800_000_000.0
 
 
 @pytest.fixture
@@ -55,14 +59,29 @@ def test_a_runs_dollars_add_up(config: ClusterConfig) -> None:
     assert dollars["residual"] == pytest.approx(dollars["restart"] / 5)
 
 
-def test_report_carries_the_date_of_its_prices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    goodput = tmp_path / "goodput.json"
-    report = {"wall_seconds": 3600.0, "parts": {"productive": 3600.0}, "residual_seconds": 0.0}
-    goodput.write_text(json.dumps(report))
+@pytest.fixture
+def goodput(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The file that `training goodput RUN_DIR --json` writes about a run of ten steps of a second."""
+    run_dir, file = tmp_path / "run", tmp_path / "goodput.json"
+    with EventLog(run_dir, role="rank", node="node-a", rank=0, round=0, iteration=0) as log:
+        log.emit("enter", time=START, born=START - 1)
+        log.emit("span", time=START + 10, name="rendezvous", start=START, seconds=10.0)
+        for step in range(1, 11):
+            at = START + 10 + step
+            log.emit("step", time=at, step=step, start=at - 1, seconds=1.0, tokens=100)
+    assert training_goodput([str(run_dir), "--json"]) == 0
+    file.write_text(capsys.readouterr().out)
+    return file
+
+
+def test_report_carries_the_date_of_its_prices(goodput: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = str(ROOT / "cdk.json")
     assert main(["--cluster", cluster, "--goodput", str(goodput), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["prices_as_of"] == "2026-07-20"
-    assert result["run"]["dollars"] == pytest.approx(result["dollars_per_hour"])
+    wall_seconds = json.loads(goodput.read_text())["wall_seconds"]
+    assert result["run"]["dollars"] == pytest.approx(result["dollars_per_hour"] * wall_seconds / 3600)
     assert main(["--cluster", cluster, "--goodput", str(goodput)]) == 0
-    assert "list prices of us-east-1 as of 2026-07-20" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "list prices of us-east-1 as of 2026-07-20" in text
+    assert "productive" in text
