@@ -14,15 +14,15 @@ from k8s.after_deploy import DeployedCluster
 from k8s.before_deploy import Account
 from k8s.checkpoint_time import check_checkpoint_time
 from k8s.command_line import command_parser, positive
-from k8s.findings import Check, Finding, as_json, as_table, exit_code, warn
+from k8s.findings import Check, Finding, as_json, as_table, exit_code, fail, ok, warn
 from k8s.images import check_images
 from k8s.jobs import add_cluster_arguments
 from k8s.kubectl import Kubectl
 from k8s.outputs import load_outputs
-from k8s.run import load_run
+from k8s.run import fit, load_run
 from k8s.smoke import run_smoke
 from stacks.config import ClusterConfig, from_context
-from training.config import load_recipe
+from training.config import JobConfig, load_recipe
 from training.errors import ConfigError, RunError
 
 
@@ -97,9 +97,31 @@ def _before(options: argparse.Namespace) -> Iterator[Check]:
     import boto3
 
     config = load_cluster(options.cluster)
+    recipe = load_recipe(options.recipe) if options.recipe else None
     yield from Account(config=config, session=boto3.Session()).checks()
-    if options.recipe:
-        yield _checkpoint_check(options, capacity_gib=config.storage.capacity_gib)
+    if recipe is not None:
+        yield lambda: check_fit(recipe, config)
+        yield _checkpoint_check(recipe, options, capacity_gib=config.storage.capacity_gib)
+
+
+def check_fit(recipe: JobConfig, config: ClusterConfig) -> Iterator[Finding]:
+    """Check whether the cluster that the settings describe could run a recipe."""
+    gpu = config.gpu
+    try:
+        resources = fit(
+            recipe,
+            gpu.instance,
+            nodes=gpu.group_size,
+            kubernetes_version=config.kubernetes_version,
+            file_system_capacity_gib=config.storage.capacity_gib,
+        )
+    except ConfigError as error:
+        for problem in error.problems:
+            yield fail("recipe", str(problem).removesuffix(f"; {problem.fix}"), problem.fix)
+        return
+    yield ok(
+        "recipe", f"fits: {resources.memory_gib} GiB a pod, {resources.shared_memory_gib} of them /dev/shm"
+    )
 
 
 def _after(options: argparse.Namespace) -> Iterator[Check]:
@@ -108,15 +130,14 @@ def _after(options: argparse.Namespace) -> Iterator[Check]:
     outputs = load_outputs(options.outputs)
     run = load_run(options.recipe, outputs) if options.recipe else None
     kubectl = Kubectl(namespace=outputs.namespace, context=options.context)
-    cluster = DeployedCluster(outputs=outputs, kubectl=kubectl, run=run)
-    yield from cluster.checks()
+    yield from DeployedCluster(outputs=outputs, kubectl=kubectl, run=run).checks()
     yield lambda: check_images(outputs, boto3.Session())
-    if options.recipe:
-        yield _checkpoint_check(options, capacity_gib=outputs.file_system_capacity_gib)
-    if options.smoke and run is not None:
-        yield lambda: run_smoke(kubectl, run)
+    if run is not None:
+        yield _checkpoint_check(run.recipe, options, capacity_gib=outputs.file_system_capacity_gib)
+        if options.smoke:
+            yield lambda: run_smoke(kubectl, run)
 
 
-def _checkpoint_check(options: argparse.Namespace, *, capacity_gib: int) -> Check:
-    recipe, step_seconds = load_recipe(options.recipe), options.step_seconds
+def _checkpoint_check(recipe: JobConfig, options: argparse.Namespace, *, capacity_gib: int) -> Check:
+    step_seconds = options.step_seconds
     return lambda: check_checkpoint_time(recipe, capacity_gib=capacity_gib, step_seconds=step_seconds)

@@ -17,7 +17,9 @@ def main(arguments: list[str]) -> int:
     parser = command_parser("logs", __doc__)
     jobs.add_cluster_arguments(parser)
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--rank", type=int, help="the node that this rank runs on now; its lines say `rank N`")
+    choice.add_argument(
+        "--rank", type=int, help="the node that this rank runs on now; its lines say `rank N`"
+    )
     choice.add_argument("--index", type=int, help="the pod with this completion index")
     choice.add_argument("--control", action="store_true", help="the control store")
     parser.add_argument("--follow", action="store_true", help="go on until interrupted")

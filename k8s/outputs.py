@@ -42,10 +42,6 @@ class StackOutputs:
     """When a capacity block ends, ISO 8601; empty for other modes."""
     kubernetes_version: str
 
-    @property
-    def kubernetes_minor(self) -> int:
-        return int(self.kubernetes_version.split(".")[1])
-
 
 def load_outputs(path: Path) -> StackOutputs:
     """Read an outputs file and merge its stacks.
@@ -101,6 +97,10 @@ def _read_field(
         yield Problem(path=f"outputs.{key}", value=value, rule="must be like 1.36", fix=REDEPLOY)
     else:
         fields[field.name] = value
+
+
+def minor_version(kubernetes_version: str) -> int:
+    return int(kubernetes_version.split(".")[1])
 
 
 def _is_version(value: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from eks_training.instance_types import INSTANCE_TYPES, InstanceType
 from k8s import sizing
-from k8s.outputs import StackOutputs
+from k8s.outputs import StackOutputs, minor_version
 from training import schema
 from training.config import JobConfig, load_recipe
 from training.errors import ConfigError, Problem
@@ -62,21 +62,49 @@ def make_run(recipe: JobConfig, recipe_text: str, outputs: StackOutputs) -> Run:
     if instance is None:
         fix = schema.suggest(outputs.instance_type, list(INSTANCE_TYPES))
         raise ConfigError.of("outputs.InstanceType", outputs.instance_type, "is no type we know", fix)
-    problems = list(_problems(recipe, outputs, instance))
-    if problems:
-        raise ConfigError(problems)
+    resources = fit(
+        recipe,
+        instance,
+        nodes=outputs.nodes + outputs.spares,
+        kubernetes_version=outputs.kubernetes_version,
+        file_system_capacity_gib=outputs.file_system_capacity_gib,
+    )
     return Run(
-        recipe=recipe,
-        recipe_text=recipe_text,
-        outputs=outputs,
-        instance=instance,
-        resources=sizing.pod_resources(
-            recipe, instance, file_system_capacity_gib=outputs.file_system_capacity_gib
-        ),
+        recipe=recipe, recipe_text=recipe_text, outputs=outputs, instance=instance, resources=resources
     )
 
 
-def _problems(recipe: JobConfig, outputs: StackOutputs, instance: InstanceType) -> Iterator[Problem]:
+def fit(
+    recipe: JobConfig,
+    instance: InstanceType,
+    *,
+    nodes: int,
+    kubernetes_version: str,
+    file_system_capacity_gib: int,
+) -> sizing.PodResources:
+    """Size the pods of a recipe for a cluster.
+
+    Args:
+        recipe: The recipe.
+        instance: Type of the GPU nodes.
+        nodes: Number of GPU nodes, spares included.
+        kubernetes_version: Such as 1.36.
+        file_system_capacity_gib: Size of the shared file system.
+
+    Raises:
+        ConfigError: It cannot run there.
+    """
+    problems = [
+        *_job_problems(recipe, instance, nodes=nodes),
+        *_place_problems(recipe),
+        *_version_problems(recipe, kubernetes_version),
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return sizing.pod_resources(recipe, instance, file_system_capacity_gib=file_system_capacity_gib)
+
+
+def _job_problems(recipe: JobConfig, instance: InstanceType, *, nodes: int) -> Iterator[Problem]:
     job = recipe.job
     if job.ranks_per_node != instance.gpus:
         yield Problem(
@@ -85,25 +113,25 @@ def _problems(recipe: JobConfig, outputs: StackOutputs, instance: InstanceType) 
             rule=f"must be the {instance.gpus} GPUs of {instance.name}: a pod takes a whole node",
             fix=f"set it to {instance.gpus}",
         )
-    if job.nodes + job.spares > outputs.nodes + outputs.spares:
-        yield Problem(
-            path="job.nodes",
-            value=job.nodes,
-            rule=f"with {job.spares} spares, must be within the cluster's {outputs.nodes + outputs.spares}"
-            f" {instance.name} nodes",
-            fix="lower it, or deploy more nodes",
-        )
+    if job.nodes + job.spares > nodes:
+        rule = f"with {job.spares} spares, must be within the cluster's {nodes} {instance.name} nodes"
+        yield Problem(path="job.nodes", value=job.nodes, rule=rule, fix="lower it, or deploy more nodes")
     if recipe.training.device == "cpu":
         fix = 'set training.device = "cuda"'
         yield Problem(path="training.device", value="cpu", rule="these are GPU nodes", fix=fix)
-    if not recipe.data.path.startswith(f"{SHARED_FILE_SYSTEM}/"):
+
+
+def _place_problems(recipe: JobConfig) -> Iterator[Problem]:
+    data, local = recipe.data.path, recipe.checkpoint.local.directory
+    if not data.startswith(f"{SHARED_FILE_SYSTEM}/"):
         rule = f"must be on the shared file system, {SHARED_FILE_SYSTEM}/"
-        fix = f"use {SHARED_FILE_SYSTEM}/data/NAME"
-        yield Problem(path="data.path", value=recipe.data.path, rule=rule, fix=fix)
-    local = recipe.checkpoint.local.directory
+        yield Problem(path="data.path", value=data, rule=rule, fix=f"use {SHARED_FILE_SYSTEM}/data/NAME")
     if local and not PurePosixPath(local).is_relative_to(LOCAL_DISK):
         rule = f"must be within {LOCAL_DISK}, where pods have their node's own disk"
         yield Problem(path="checkpoint.local.directory", value=local, rule=rule, fix=f"use {LOCAL_DISK}")
-    if recipe.kubernetes.restart_in_place and outputs.kubernetes_minor < RESTART_RULES_MINOR:
-        rule = f"needs Kubernetes 1.{RESTART_RULES_MINOR}; the cluster has {outputs.kubernetes_version}"
+
+
+def _version_problems(recipe: JobConfig, kubernetes_version: str) -> Iterator[Problem]:
+    if recipe.kubernetes.restart_in_place and minor_version(kubernetes_version) < RESTART_RULES_MINOR:
+        rule = f"needs Kubernetes 1.{RESTART_RULES_MINOR}; the cluster has {kubernetes_version}"
         yield Problem(path="kubernetes.restart_in_place", value=True, rule=rule, fix="leave it out")

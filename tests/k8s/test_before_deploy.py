@@ -290,12 +290,3 @@ def test_all_checks_run_and_a_refused_one_hides_no_other(
     findings = list(run_checks(Account(config=config, session=session).checks()))
     assert {finding.name for finding in findings} >= {"account", "zone", "offering", "aws", "kubernetes"}
     assert "not allowed" in next(finding.message for finding in findings if finding.name == "aws")
-
-
-def test_what_all_checks_lack_is_said_once(config: ClusterConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "none")
-    blind = run_checks(Account(config=config, session=boto3.Session()).checks())
-    assert [f.message for f in blind if f.level == "WARN"] == ["could not look: Unable to locate credentials"]
