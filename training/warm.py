@@ -24,11 +24,16 @@ COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
 
 log = logging.getLogger(__name__)
 
+_done = False
+
 
 def preload(config: JobConfig) -> None:
     """Import all that a rank and a launcher use; start no thread and touch no GPU."""
-    if gc.get_freeze_count():
+    global _done
+    # not told from gc.get_freeze_count(): Python 3.12 starts with objects that are frozen
+    if _done:
         return
+    _done = True
     for name in (*MODULES, *(COMPILER_MODULES if config.model.compile else ())):
         importlib.import_module(name)
     _import_model(config)
