@@ -69,8 +69,10 @@ def _preload(recipe: Path) -> None:
 
 
 def _be_worker(arguments: list[str]) -> int:
+    from training import writer_server
     from training.__main__ import main as training_main
 
+    writer_server.start()
     return training_main(arguments)
 
 
