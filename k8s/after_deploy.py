@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from eks_training.instance_types import INSTANCE_TYPES, InstanceType
@@ -45,7 +46,7 @@ class DeployedCluster:
             check_system_nodes,
             check_namespace,
         ]
-        return [lambda check=check: check(self) for check in checks]  # type: ignore[misc]
+        return [partial(check, self) for check in checks]
 
     def training_nodes(self) -> list[dict[str, Any]]:
         zone = f"topology.kubernetes.io/zone={self.outputs.availability_zone}"

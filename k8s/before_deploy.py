@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Network
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ class Account:
             check_kubernetes_version,
             check_existing_subnet,
         ]
-        return [lambda check=check: check(self) for check in checks]  # type: ignore[misc]
+        return [partial(check, self) for check in checks]
 
 
 def check_identity(account: Account) -> Iterator[Finding]:

@@ -104,5 +104,10 @@ def _base_config(source: str) -> dict[str, Any]:
         return {}
     file = Path(source) / "config.json"
     if file.is_file():
-        return dict(json.loads(file.read_text()))
+        try:
+            return dict(json.loads(file.read_text()))
+        except ValueError as error:
+            raise ConfigError.of(
+                "model.source", source, f"has no valid config.json: {error}", "mend it"
+            ) from error
     return _KNOWN_CONFIGS.get(source, {})

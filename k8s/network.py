@@ -6,7 +6,8 @@ from k8s.pod import Manifest, value_of
 from k8s.run import Run
 
 CONTROL_PORT = 29500
-LISTENING_PORTS = (CONTROL_PORT,)
+SMOKE_PORT = 29600
+LISTENING_PORTS = (CONTROL_PORT, SMOKE_PORT)
 """Fixed ports; all below the range that outgoing connections take theirs from."""
 
 # The kernel's default, 32768-60999, is narrow for the all-to-all connections of many ranks.

@@ -11,6 +11,7 @@ import json
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,10 @@ class Publisher:
         return time.monotonic() - self._complete_since > STORE_END_SECONDS
 
 
-def _tolerant(publish: Any) -> bool | None:
+def _tolerant(publish: Callable[[], bool]) -> bool | None:
     """Publish; an API server that is away for a while must not end the sidecar."""
     try:
-        return bool(publish())
+        return publish()
     except RunError as error:
         print(f"{time.strftime('%H:%M:%S')} not published: {error}", flush=True)  # noqa: T201
         return None

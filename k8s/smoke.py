@@ -16,13 +16,13 @@ from k8s import jobs, trainer
 from k8s.findings import Finding, fail, ok, warn
 from k8s.kubectl import Kubectl
 from k8s.manifests import job_name
+from k8s.network import SMOKE_PORT
 from k8s.pod import Manifest, recipe_config_map
 from k8s.run import SHARED_FILE_SYSTEM, Run
 from training import environment
 from training.nvrx_version import KNOWN_VERSIONS
 
 MARK = "holdfast-smoke"  # of the result line; training/smoke.py writes it
-_PORT = 29600
 _SIZE_MIB = 1024
 _WAIT_SECONDS = 1200
 _POLL_SECONDS = 5.0
@@ -110,7 +110,7 @@ def _command(run: Run, *, name: str) -> list[str]:
         f"--nproc-per-node={run.recipe.job.ranks_per_node}",
         f"--node-rank=$({environment.NODE_INDEX})",
         f"--master-addr={name}-0.{name}",
-        f"--master-port={_PORT}",
+        f"--master-port={SMOKE_PORT}",
         *("-m", "training.smoke"),
         f"{SHARED_FILE_SYSTEM}/smoke",
         str(_SIZE_MIB),

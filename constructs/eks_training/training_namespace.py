@@ -34,7 +34,7 @@ def training_namespace(*, namespace: str, volume: SharedVolume) -> list[Manifest
 
 
 def _namespace(name: str) -> Manifest:
-    # training pods add IPC_LOCK and mount the NVMe disks, which "baseline" forbids
+    # training pods add IPC_LOCK for EFA, which "baseline" forbids (docs/operating.md, "Pod Security")
     labels = {
         "pod-security.kubernetes.io/enforce": "privileged",
         "pod-security.kubernetes.io/warn": "baseline",

@@ -18,6 +18,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.nodes import OTHER_ZONE, FakeNode, Kubelets, gpu_node, system_node
 from tests.cluster.training_run import RunInCluster
 from tests.cluster.waiting import wait_until
+from training.checkpoint_config import LocalConfig
 from training.config import load_recipe
 
 NODES = (
@@ -79,12 +80,13 @@ def kubectl_environment(control_plane: ControlPlane, monkeypatch: pytest.MonkeyP
 def make_cluster_run(namespace: str) -> Any:
     """Return a function that makes a run of 2 nodes and 1 spare in this test's namespace."""
 
-    def make(*, kubernetes: dict[str, Any] | None = None, **job: Any) -> Run:
+    def make(*, kubernetes: dict[str, Any] | None = None, local_directory: str = "", **job: Any) -> Run:
         recipe = load_recipe(P5_RECIPE)
         recipe = dataclasses.replace(
             recipe,
             job=dataclasses.replace(recipe.job, **{"spares": 1, **job}),
             kubernetes=dataclasses.replace(recipe.kubernetes, **(kubernetes or {})),
+            checkpoint=dataclasses.replace(recipe.checkpoint, local=LocalConfig(directory=local_directory)),
         )
         outputs = dataclasses.replace(load_outputs(SAMPLE_OUTPUTS), namespace=namespace, spares=1)
         return make_run(recipe, Path(P5_RECIPE).read_text(), outputs)

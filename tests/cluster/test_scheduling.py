@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,8 @@ import yaml
 from eks_training.device_plugins import device_plugins
 from k8s.manifests import job_name, render
 from k8s.network import control_name
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.nodes import FakeNode, Kubelets
 from tests.cluster.training_run import RunInCluster
 from tests.cluster.waiting import wait_until
 
@@ -22,6 +25,22 @@ def node_of(pod: dict[str, Any]) -> str:
 
 def test_one_training_pod_a_node_of_the_type_and_zone(started: RunInCluster) -> None:
     assert {node_of(pod) for pod in started.running()} == P5_NODES
+
+
+def test_copies_on_the_nodes_disk_need_a_node_that_has_it(
+    make_cluster_run: Any, control_plane: ControlPlane, kubelets: Kubelets, nodes: dict[str, FakeNode]
+) -> None:
+    # GIVEN a node whose kubelet lies on the root volume, not on the NVMe disks
+    small = {**nodes["p5-a1"].capacity, "ephemeral-storage": "100Gi"}
+    kubelets.recover(dataclasses.replace(nodes["p5-a1"], capacity=small))
+    try:
+        run = RunInCluster(make_cluster_run(local_directory="/local"), control_plane)
+        run.apply()
+        # THEN no pod is placed there, to be evicted when it writes
+        assert {node_of(pod) for pod in run.wait_for_running(2)} == P5_NODES - {"p5-a1"}
+        wait_until(lambda: [p for p in run.pods() if _unschedulable(p)], "third pod refused")
+    finally:
+        kubelets.recover(nodes["p5-a1"])
 
 
 def test_a_pod_more_than_there_are_nodes_waits(started: RunInCluster, make_cluster_run: Any) -> None:

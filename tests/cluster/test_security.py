@@ -35,7 +35,8 @@ def enforce(run: RunInCluster, level: str) -> None:
 def test_efa_needs_exactly_ipc_lock_beyond_baseline(
     make_cluster_run: Any, control_plane: ControlPlane
 ) -> None:
-    run = RunInCluster(make_cluster_run(), control_plane)
+    # GIVEN a run that keeps copies of its state on the nodes' own disks too
+    run = RunInCluster(make_cluster_run(local_directory="/local"), control_plane)
     enforce(run, "baseline")
     trainer = pod_of(job_objects(run.run)[-1], "trainer")
     with pytest.raises(RunError) as refused:
