@@ -16,6 +16,10 @@ DEFAULT_NAMESPACE = "training"
 _DELETE_MARGIN_SECONDS = 120  # over the pods' grace
 
 
+class NoSuchJob(RunError):
+    """A name that no run and no Job of the namespace has."""
+
+
 def add_cluster_arguments(parser: argparse.ArgumentParser, *, with_name: bool = True) -> None:
     """Add the arguments that say which cluster, and which run or Job in it."""
     if with_name:
@@ -34,14 +38,14 @@ def find_job(kubectl: Kubectl, name: str) -> dict[str, Any]:
     """Return the Job of this name, or the newest training Job of the run of this name.
 
     Raises:
-        RunError: There is neither.
+        NoSuchJob: There is neither.
     """
     job = kubectl.get("job", name)
     if job is not None:
         return job
     jobs = jobs_of_run(kubectl, name)
     if not jobs:
-        raise RunError(
+        raise NoSuchJob(
             f"NAME={name!r}: no such run or Job in namespace {kubectl.namespace!r}; "
             f"`kubectl get jobs -n {kubectl.namespace} -l app.kubernetes.io/name=holdfast` lists them"
         )

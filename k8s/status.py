@@ -20,7 +20,7 @@ from k8s import jobs
 from k8s.command_line import command_parser
 from k8s.report import Report, cluster_report, directory_reader
 from k8s.status_table import render_status
-from training.errors import ConfigError
+from training.errors import ConfigError, RunError
 
 _WATCH_SECONDS = 5.0
 _ENDED = ("complete", "failed", "stopped")
@@ -36,12 +36,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="for programs; a line each with --watch")
     options = parser.parse_args(arguments)
     read = _reader(options)
+    report = read()
     while True:
-        report = read()
         _show(report, options)
         if not options.watch or report.state in _ENDED:
             return 0
         time.sleep(_WATCH_SECONDS)
+        report = _newer(read, report)
 
 
 def _reader(options: argparse.Namespace) -> Callable[[], Report]:
@@ -51,6 +52,17 @@ def _reader(options: argparse.Namespace) -> Callable[[], Report]:
     if options.recipe is None:
         raise ConfigError.of("--recipe", None, "is needed with --run-dir", "give the run's recipe")
     return directory_reader(options.name, options.run_dir, options.recipe)
+
+
+def _newer(read: Callable[[], Report], known: Report) -> Report:
+    """Read again; an API server that is away for a moment does not end a watch of hours."""
+    try:
+        return read()
+    except jobs.NoSuchJob:
+        raise
+    except RunError as error:
+        print(f"warning: {error}; the status is the last one known", file=sys.stderr)  # noqa: T201
+        return known
 
 
 def _show(report: Report, options: argparse.Namespace) -> None:

@@ -4,13 +4,16 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from k8s.examples import P5_RECIPE
 from k8s.progress import Restarts, RunStatus
 from k8s.report import PodStatus, Report
+from k8s.status import main
 from k8s.status_table import render_status
 from tests.k8s.conftest import ROOT
 from training.events import EventLog
@@ -75,6 +78,34 @@ def test_without_kubectl_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     done = status()
     assert done.returncode == 1
     assert done.stderr.startswith("error: kubectl: not found; install it")
+
+
+def test_a_watch_outlives_an_api_server_that_is_away(
+    kubectl_answers: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # GIVEN a Job that runs, an API server that is away, and then the Job's end
+    def job(**status: Any) -> dict[str, Any]:
+        labels = {"holdfast/run": "llama3-8b", "app.kubernetes.io/component": "trainer"}
+        return {"metadata": {"name": "job", "labels": labels}, "spec": {}, "status": status}
+
+    complete = job(conditions=[{"type": "Complete", "status": "True"}])
+    waits = iter([(tmp_path / "job.json").unlink, lambda: kubectl_answers("job", complete)])
+    monkeypatch.setattr("k8s.status.time.sleep", lambda _: next(waits)())
+    for kind in ("pod", "node"):
+        kubectl_answers(kind, {"items": []})
+    kubectl_answers("job", job(ready=2))
+    # THEN
+    assert main(["job", "--watch", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert [json.loads(line)["state"] for line in printed.out.splitlines()] == [
+        "running",
+        "running",
+        "complete",
+    ]
+    assert printed.err.startswith("warning: kubectl get: ")
 
 
 def test_table_for_people() -> None:
