@@ -33,7 +33,7 @@ from typing import Any
 
 from training.errors import EXIT_DONE, ConfigError
 from training.events import read_events
-from training.timeline import STEP, Event, Generation, Interval, generations
+from training.timeline import STEP, Attempt, Event, Generation, Interval, generations, surviving_limits
 
 PARTS = (
     "productive",
@@ -52,9 +52,10 @@ PARTS = (
     "finalize",
     "stop",
 )
+# Of a recovery. Together with "lost work" and "first step" they are the ledger's parts, some split in two.
 PHASES = (
-    "lost work",
     "detect",
+    "stop",
     "restart",
     "idle",
     "imports",
@@ -62,6 +63,8 @@ PHASES = (
     "rendezvous",
     "build",
     "load",
+    "verify",
+    "first step",
 )
 
 _SIGNS = ("worker_exit", "launcher_exit", "exit", "reentry", "round")
@@ -82,8 +85,16 @@ class Restart:
     """Last step that was finished before."""
     restored_step: int | None
     """Step that training went on from; None as long as it has not."""
+    source: str
+    """Tier that the state came from, such as memory or durable; empty for a start from nothing."""
+    began: float
+    """When it began: the fault, or the last sign of progress where nobody planned one."""
+    resumed: float
+    """When the first new step was done; of a recovery that was disturbed before, when it ended."""
+    lost_work_seconds: float
+    """Time in the step that was interrupted."""
     phases: Mapping[str, float]
-    """Seconds by phase, from the last sign of progress to the state being loaded."""
+    """Seconds by phase, from the fault to the end of the first new step."""
 
     @property
     def steps_lost(self) -> int:
@@ -162,8 +173,9 @@ class _Ledger:
         self._generations = generations(self._events)
         self._signs = self._times(*_SIGNS)
         self._exits, self._launches = self._times("exit"), self._times("launch")
+        self._ends = self._times("worker_exit")
         self._done = self._times("done")
-        self._limits = _surviving_limits(self._generations)
+        self._limits = surviving_limits(self._generations)
         self._begin = min(float(event.get("born", event["time"])) for event in self._events)
         self._end = max(float(event["time"]) for event in self._events)
         self._reached = self._begin
@@ -205,12 +217,17 @@ class _Ledger:
             self._add(_part_of(interval, limit), interval.start, interval.end)
 
     def _account_restart(self, before: Generation, after: Generation) -> None:
-        phases = self._account_interruption(before, after.critical.began)
+        lost_work, phases = self._account_interruption(before, after.critical.began)
+        began = self._reached - sum(phases.values())
         for interval in after.critical.intervals:
             if interval.name in PHASES:
-                seconds = self._add(interval.name, interval.start, interval.end)
-                phases[interval.name] += seconds
-        fault = before.cause or {}
+                phases[interval.name] += self._add(interval.name, interval.start, interval.end)
+        verify = min(_verify_seconds(after.critical), phases["load"])
+        phases["load"], phases["verify"] = phases["load"] - verify, verify
+        first = after.critical.first_step
+        phases["first step"] = first.end - max(first.start, self._reached) if first else 0.0
+        fault = before.faults[0] if before.faults else {}
+        restoration = after.critical.restoration or {}
         self._restarts.append(
             Restart(
                 layer=self._layer(before, after),
@@ -218,22 +235,32 @@ class _Ledger:
                 fault_index=fault.get("index"),
                 step=max(before.finished_steps, default=before.base or 0),
                 restored_step=after.base,
+                source=str(restoration.get("source", "")),
+                began=began,
+                resumed=first.end if first else self._reached,
+                lost_work_seconds=lost_work,
                 phases=phases,
             )
         )
 
-    def _account_interruption(self, generation: Generation, until: float) -> dict[str, float]:
-        """Book the time from the last progress of a generation to the next one's beginning."""
-        fault = float(generation.cause["time"]) if generation.cause else self._reached
+    def _account_interruption(self, generation: Generation, until: float) -> tuple[float, dict[str, float]]:
+        """Book the time from the last progress of a generation to the next one's beginning.
+
+        Returns:
+            Seconds of lost work, and seconds by phase.
+        """
+        fault = float(generation.faults[0]["time"]) if generation.faults else self._reached
         sign = self._first_sign(generation, until)
         phases = dict.fromkeys(PHASES, 0.0)
-        phases["lost work"] = self._add("lost work", self._reached, min(fault, until))
+        lost_work = self._add("lost work", self._reached, min(fault, until))
         phases["detect"] = self._add("detect", self._reached, sign)
-        for gone, back in self._pauses(sign, until):
-            phases["restart"] += self._add("restart", sign, gone)
+        stopped = max((time for time in self._ends if sign <= time < until), default=sign)
+        phases["stop"] = self._add("restart", sign, stopped)
+        for gone, back in self._pauses(stopped, until):
+            phases["restart"] += self._add("restart", stopped, gone)
             phases["idle"] += self._add("idle", gone, back)
-        phases["restart"] += self._add("restart", sign, until)
-        return phases
+        phases["restart"] += self._add("restart", stopped, until)
+        return lost_work, phases
 
     def _pauses(self, start: float, end: float) -> list[tuple[float, float]]:
         """Return when a node was without a launcher: from its exit to the next launch on any node."""
@@ -284,15 +311,9 @@ def _until_done(events: Sequence[Event]) -> Sequence[Event]:
     return events
 
 
-def _surviving_limits(line: Sequence[Generation]) -> list[float]:
-    """Return for each generation the last step that no later one took back."""
-    limits: list[float] = []
-    limit = float("inf")
-    for generation in reversed(line):
-        limits.append(limit)
-        if generation.base is not None:
-            limit = min(limit, generation.base)
-    return limits[::-1]
+def _verify_seconds(attempt: Attempt) -> float:
+    phases = attempt.restoration.get("phases", {}) if attempt.restoration else {}
+    return float(phases.get("verify", 0.0))
 
 
 def _part_of(interval: Interval, limit: float) -> str:
@@ -343,11 +364,12 @@ def _restart_rows(restarts: Sequence[Restart]) -> list[str]:
     if not restarts:
         return []
     columns = "".join(f"{name:>11}" for name in PHASES)
-    rows = ["", "restarts, seconds by phase", f"{'layer':<11}{'fault':<10} {'steps':<12}{columns}      total"]
+    head = f"{'layer':<11}{'fault':<19}{'steps':<10}{'source':<9}{columns}      total"
+    rows = ["", "restarts, seconds by phase from the fault to the first new step", head]
     for restart in restarts:
         restored = "?" if restart.restored_step is None else restart.restored_step
-        steps = f"{restart.step}->{restored}"
+        steps, fault = f"{restart.step}->{restored}", restart.fault or "unplanned"
         phases = "".join(f"{restart.phases[name]:>11.2f}" for name in PHASES)
-        fault = restart.fault or "unplanned"
-        rows.append(f"{restart.layer:<11}{fault:<10} {steps:<12}{phases}{restart.seconds:>11.2f}")
+        what = f"{restart.layer:<11}{fault:<19}{steps:<10}{restart.source or '-':<9}"
+        rows.append(f"{what}{phases}{restart.seconds:>11.2f}")
     return rows

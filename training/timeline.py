@@ -46,10 +46,19 @@ class Attempt:
     began: float
     """When the kernel made the process, or when it entered the training function again."""
     intervals: tuple[Interval, ...]
-    restored: int | None
-    """Step of the state that was loaded; None if nothing was loaded."""
+    restoration: Event | None
+    """The event of the state being loaded; None if nothing was loaded."""
     faults: tuple[Event, ...]
     exceptions: tuple[Event, ...]
+
+    @property
+    def restored(self) -> int | None:
+        """Step of the state that was loaded; None if nothing was loaded."""
+        return int(self.restoration["step"]) if self.restoration else None
+
+    @property
+    def first_step(self) -> Interval | None:
+        return next((i for i in self.intervals if i.name == STEP), None)
 
     @property
     def rendezvous(self) -> Interval | None:
@@ -115,7 +124,7 @@ def generations(events: Iterable[Event]) -> list[Generation]:
 
     Attempts that died before they got through a rendezvous belong to none.
     """
-    met = [attempt for attempt in _attempts(events) if attempt.rendezvous]
+    met = [attempt for attempt in attempts(events) if attempt.rendezvous]
     groups: list[list[Attempt]] = []
     for attempt in sorted(met, key=_rendezvous_end):
         if not groups or not _fits(groups[-1], attempt):
@@ -124,13 +133,25 @@ def generations(events: Iterable[Event]) -> list[Generation]:
     return [Generation(attempts=tuple(group)) for group in groups]
 
 
+def surviving_limits(line: Sequence[Generation]) -> list[float]:
+    """Return for each generation the last step that no later one took back."""
+    limits: list[float] = []
+    limit = float("inf")
+    for generation in reversed(line):
+        limits.append(limit)
+        if generation.base is not None:
+            limit = min(limit, generation.base)
+    return limits[::-1]
+
+
 def _fits(group: Sequence[Attempt], attempt: Attempt) -> bool:
     # Rounds start at 0 again when the control store is lost; a rank that comes twice tells these apart.
     ranks = {member.rank for member in group}
     return group[0].key == attempt.key and attempt.rank not in ranks
 
 
-def _attempts(events: Iterable[Event]) -> Iterator[Attempt]:
+def attempts(events: Iterable[Event]) -> Iterator[Attempt]:
+    """Yield every attempt of every rank, by its first event."""
     grouped: dict[tuple[tuple[str, int, int], int], list[Event]] = {}
     entered: Counter[tuple[str, int]] = Counter()
     for event in events:
@@ -145,7 +166,7 @@ def _attempts(events: Iterable[Event]) -> Iterator[Attempt]:
             key=(int(own[0]["round"]), iteration),
             began=min(_beginning(event) for event in own),
             intervals=_intervals(own),
-            restored=next((int(e["step"]) for e in own if e["event"] == "restored"), None),
+            restoration=next((e for e in own if e["event"] == "restored"), None),
             faults=tuple(e for e in own if e["event"] == "fault"),
             exceptions=tuple(e for e in own if e["event"] == "exception"),
         )

@@ -43,7 +43,15 @@ class EventScript:
         self.spend(name, seconds)
         self.all_ranks("span", name=name, start=start, seconds=seconds)
 
-    def set_up(self, *, imports: float = 2.0, setup: float = 0.5, early: float = 0.0, base: int = 0) -> None:
+    def set_up(
+        self,
+        *,
+        imports: float = 2.0,
+        setup: float = 0.5,
+        early: float = 0.0,
+        base: int = 0,
+        restored: dict[str, Any] | None = None,
+    ) -> None:
         """Start a generation; rank 0 is the last to come, others are `early` and wait for it."""
         born = self.time
         if self.iteration == 0:
@@ -63,7 +71,7 @@ class EventScript:
         for name in SETUP[1:]:
             self.span(name, setup)
         if base:
-            self.all_ranks("restored", step=base)
+            self.all_ranks("restored", step=base, **(restored or {}))
         self.step = base
         assert self.time >= born
 
@@ -86,9 +94,11 @@ class EventScript:
         self.spend("restart", restart)
         self.iteration += 1
 
-    def respawn(self, *, detect: float, restart: float) -> None:
+    def respawn(self, *, detect: float, restart: float, stop: float = 0.0) -> None:
         self.spend("detect", detect)
-        self.emit("worker_exit", role="launcher", rank=1, signal=9, stopped=False)
+        self.emit("worker_exit", role="launcher", rank=1, worker_pid=self.pid(1), signal=9, stopped=False)
+        self.spend("restart", stop)
+        self.emit("worker_exit", role="launcher", rank=0, worker_pid=self.pid(0), signal=9, stopped=True)
         self.spend("restart", restart)
         self.round += 1
         self.iteration = 0

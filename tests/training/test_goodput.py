@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.training.event_script import EventScript
 from training.errors import ConfigError
 from training.events import EventLog
-from training.goodput import PARTS, Goodput, as_table, ledger, main
+from training.goodput import PARTS, PHASES, Goodput, as_table, ledger, main
 
 
 def check(script: EventScript, *, unexplained: float = 0.0) -> Goodput:
@@ -58,19 +58,24 @@ def test_in_process_restart_loses_the_steps_after_the_checkpoint() -> None:
     assert (restart.layer, restart.fault) == ("in-process", "exception")
     assert (restart.step, restart.restored_step, restart.steps_lost) == (6, 4, 2)
     assert (result.steps, result.steps_lost) == (10, 2)
-    assert restart.phases == pytest.approx(
-        {
-            "lost work": 0.4,
-            "detect": 0.1,
-            "restart": 1.5,
-            "idle": 0,
-            "imports": 0,
-            "layers": 0,
-            "rendezvous": 0.5,
-            "build": 0.5,
-            "load": 0.5,
-        }
-    )
+    spent = {"detect": 0.1, "restart": 1.5, "rendezvous": 0.5, "build": 0.5, "load": 0.5, "first step": 1.0}
+    assert restart.phases == pytest.approx({**dict.fromkeys(PHASES, 0.0), **spent})
+    assert restart.lost_work_seconds == pytest.approx(0.4)
+    assert restart.seconds == pytest.approx(restart.resumed - restart.began) == pytest.approx(4.1)
+
+
+def test_phases_of_a_respawn_tell_the_end_of_the_old_ranks_and_the_check_of_the_state() -> None:
+    script = started()
+    script.steps(6, 1.0)
+    script.fault("sigkill", interrupted=0.4)
+    script.respawn(detect=0.2, stop=0.3, restart=1.0)
+    script.set_up(base=6, restored={"source": "durable", "phases": {"load": 0.3, "verify": 0.2}})
+    script.steps(4, 1.0)
+    script.end()
+    (restart,) = check(script).restarts
+    spent = {name: restart.phases[name] for name in ("detect", "stop", "restart", "load", "verify")}
+    assert spent == pytest.approx({"detect": 0.2, "stop": 0.3, "restart": 1.0, "load": 0.3, "verify": 0.2})
+    assert restart.source == "durable"
 
 
 def test_in_job_restart_without_loss() -> None:

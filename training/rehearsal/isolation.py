@@ -27,6 +27,8 @@ from training.errors import ConfigError
 PRIVATE = Path("/dev/shm")
 _TEMPORARY = PRIVATE / "tmp"
 _PROBE_SECONDS = 20
+LOCAL_DISK = "HOLDFAST_SIMULATED_DISK"
+"""Variable that names the directory of a node's own disk (checkpoint.local.directory); empty for none."""
 _DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 _NAMESPACES = ("unshare", "--mount", "--pid", "--uts", "--mount-proc", "--fork", "--kill-child=SIGKILL")
 _AS_USER = ("--user", "--map-root-user")
@@ -37,6 +39,7 @@ mkdir {_TEMPORARY}
 echo "$0" > /proc/sys/kernel/hostname
 printf "127.0.0.1 localhost\\n${{{environment.ADDRESS}:-127.0.0.1}} $0\\n" > {PRIVATE}/hosts
 mount --bind {PRIVATE}/hosts /etc/hosts
+if [ -n "${LOCAL_DISK}" ]; then mkdir -p "${LOCAL_DISK}"; mount -t tmpfs holdfast "${LOCAL_DISK}"; fi
 exec "$@"
 """
 

@@ -19,14 +19,16 @@ from training.config import JobConfig
 from training.errors import EXIT_CONFIG, EXIT_DONE, EXIT_RETRY, EXIT_SAME_STEP
 from training.events import EventLog
 from training.processes import end_descendants, reap_orphans
-from training.rehearsal.isolation import Isolation
+from training.rehearsal.isolation import LOCAL_DISK, Isolation
 from training.rehearsal.node import SimulatedPod
 from training.rehearsal.progress import EventTail
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5
-POD_RESTARTS = 5
+POD_RESTARTS = 20
 CONTROL_LOST_SECONDS = 3.0
+# A spare takes a lost node's place long before the node is replaced.
+NODE_REPLACED_SECONDS = 60.0
 
 
 class SimulatedCluster:
@@ -52,6 +54,7 @@ class SimulatedCluster:
         self._restarts_left = POD_RESTARTS
         self._tail = EventTail(run_dir)
         self._control_due = 0.0
+        self._replaced_at: dict[int, float] = {}
 
     def __enter__(self) -> Self:
         (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
@@ -78,12 +81,13 @@ class SimulatedCluster:
         Args:
             watch: Called on every poll.
         """
-        while self._nodes:
+        while self._nodes or self._replaced_at:
             watch()
             reap_orphans(keep=[pod.pid for pod in self._pods()])
             for event in self._tail.read():
                 self._inflict(event)
             self._ensure_control()
+            self._replace_nodes()
             code = self._collect()
             if code is not None:
                 return code
@@ -99,12 +103,21 @@ class SimulatedCluster:
             self._control.lose()
             self._control_due = time.monotonic() + CONTROL_LOST_SECONDS
         if event["kind"] == "node_loss":
-            self._node(event).lose()
+            node = self._node_index(event)
+            self._nodes[node].lose()
+            if self._config.job.spares:
+                self._replaced_at[node] = time.monotonic() + NODE_REPLACED_SECONDS
         if event["kind"] == "sigterm":
-            self._node(event).send_signal(signal.SIGTERM)
+            self._nodes[self._node_index(event)].send_signal(signal.SIGTERM)
 
-    def _node(self, event: Mapping[str, Any]) -> SimulatedPod:
-        return self._nodes[int(event["node"].removeprefix("node-"))]
+    def _node_index(self, event: Mapping[str, Any]) -> int:
+        return int(event["node"].removeprefix("node-"))
+
+    def _replace_nodes(self) -> None:
+        now = time.monotonic()
+        for index in [index for index, due in self._replaced_at.items() if now >= due]:
+            del self._replaced_at[index]
+            self._nodes[index] = self._start_node(index)
 
     def _ensure_control(self) -> None:
         if self._control is None or self._control.poll() in (None, EXIT_DONE):
@@ -137,7 +150,7 @@ class SimulatedCluster:
                 if not self._restarts_left or not self._config.recovery.in_job:
                     return EXIT_RETRY
                 self._restarts_left -= 1
-                self._nodes[index] = self._start_node(index)
+                self._replaced_at.setdefault(index, 0.0)
         return None
 
     def _pods(self) -> list[SimulatedPod]:
@@ -158,6 +171,7 @@ class SimulatedCluster:
             environment.GRACE_SECONDS: str(GRACE_SECONDS),
             # NCCL takes ranks of one host for neighbours that share memory
             "NCCL_HOSTID": f"{self._config.job.name}-{name}",
+            LOCAL_DISK: self._config.checkpoint.local.directory,
             **self._visible_gpus(index),
         }
         if self._with_faults:

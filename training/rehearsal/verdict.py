@@ -6,21 +6,13 @@ die, or the exception as it left the training function.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from training.errors import EXIT_STOPPED
 from training.fault_config import Fault
 from training.goodput import Restart
-
-# Signals that a rank ends with: its own, or that of the layer which finds it hanging.
-DEADLY = {
-    "sigkill": (signal.SIGKILL,),
-    "sigstop": (signal.SIGKILL, signal.SIGTERM),
-    "hang": (signal.SIGKILL, signal.SIGTERM),
-}
+from training.rehearsal.evidence import find_evidence
 
 Event = Mapping[str, Any]
 
@@ -42,8 +34,10 @@ class FaultOutcome:
     """Who brought the ranks back: in-process, in-job or launcher."""
     steps_lost: int
     """Finished steps that had to be done again."""
+    source: str
+    """Tier that the state came from; empty where none was loaded."""
     phases: dict[str, float]
-    """Seconds from the last progress to the state being loaded, by phase, in order."""
+    """Seconds from the fault to the end of the first new step, by phase, in order."""
 
     @property
     def seconds(self) -> float:
@@ -102,11 +96,9 @@ def judge_faults(
         events: All events of the run.
         restarts: Its restarts, as the goodput ledger has found them.
     """
-    following = {restart.fault_index: restart for restart in restarts}
     hit_of = {event["index"]: event for event in events if event["event"] == "fault"}
     return tuple(
-        _judge(index, fault, hit_of.get(index), following.get(index), events)
-        for index, fault in enumerate(faults)
+        _judge(index, fault, hit_of.get(index), restarts, events) for index, fault in enumerate(faults)
     )
 
 
@@ -129,9 +121,10 @@ def same_losses(
 
 
 def _judge(
-    index: int, fault: Fault, hit: Event | None, restart: Restart | None, events: Sequence[Event]
+    index: int, fault: Fault, hit: Event | None, restarts: Sequence[Restart], events: Sequence[Event]
 ) -> FaultOutcome:
-    evidence = _evidence(fault, hit, events) if hit else ""
+    evidence = find_evidence(fault, hit, events) if hit else ""
+    restart = _restart_after(hit, restarts) if hit and fault.restarts else None
     return FaultOutcome(
         index=index,
         kind=fault.kind,
@@ -139,52 +132,26 @@ def _judge(
         step=fault.step,
         point=fault.point,
         evidence=evidence,
-        recovered=bool(evidence and hit and _was_redone(fault, hit, events)),
+        recovered=bool(evidence and hit and _went_on(fault, hit, events)),
         layer=restart.layer if restart else "",
         steps_lost=restart.steps_lost if restart else 0,
+        source=restart.source if restart else "",
         phases=dict(restart.phases) if restart else {},
     )
 
 
-def _was_redone(fault: Fault, hit: Event, events: Sequence[Event]) -> bool:
+def _restart_after(hit: Event, restarts: Sequence[Restart]) -> Restart | None:
+    """Return the recovery from a fault: a fault during a recovery is healed by the same one."""
+    return next((restart for restart in restarts if restart.resumed > hit["time"]), None)
+
+
+def _went_on(fault: Fault, hit: Event, events: Sequence[Event]) -> bool:
     """Say whether training reached the step of the fault (or, if that was not lost, the next) after it."""
     return any(
-        event["event"] == "step" and event["step"] >= fault.step and event["start"] > hit["time"]
+        (event["event"] == "step" and event["step"] >= fault.step and event["start"] > hit["time"])
+        or (event["event"] == "done" and event["time"] > hit["time"])
         for event in events
     )
-
-
-def _evidence(fault: Fault, hit: Event, events: Sequence[Event]) -> str:
-    after = [event for event in events if event["time"] >= hit["time"]]
-    return next((proof for event in after if (proof := _proof(fault.kind, hit, event))), "")
-
-
-def _proof(kind: str, hit: Event, event: Event) -> str:
-    """Return what an event proves about a fault; empty if nothing."""
-    name, pid = event["event"], hit["pid"]
-    if name == "exception" and kind == "exception" and event["pid"] == pid:
-        return f"exception in pid {pid}: {event['message']}" if event["type"] == "InjectedFault" else ""
-    if name == "reentry" and kind == "hang" and event["pid"] == pid:
-        return f"pid {pid} was interrupted by the in-process layer"
-    if name == "worker_exit" and kind in DEADLY and event["worker_pid"] == pid and not event["stopped"]:
-        return _signal_proof(f"pid {pid}", event, DEADLY[kind])
-    if name == "launcher_exit" and kind == "launcher_kill" and event["node"] == hit["node"]:
-        return _signal_proof(f"launcher of {hit['node']}", event, (signal.SIGKILL,))
-    if name != "process_exit":
-        return ""
-    if kind == "control_loss" and event["name"] == "control":
-        return _signal_proof("control", event, (signal.SIGKILL,))
-    if kind == "node_loss" and event["name"] == hit["node"]:
-        return _signal_proof(f"process 1 of {hit['node']}", event, (signal.SIGKILL,))
-    if kind == "sigterm" and event["name"] == hit["node"] and event["exit_code"] == EXIT_STOPPED:
-        return f"exit code of process 1 of {hit['node']}: {EXIT_STOPPED}"
-    return ""
-
-
-def _signal_proof(who: str, event: Event, signals: Sequence[signal.Signals]) -> str:
-    if event["signal"] not in signals:
-        return ""
-    return f"wait status of {who}: {signal.Signals(event['signal']).name}"
 
 
 def _yes(value: bool) -> str:
