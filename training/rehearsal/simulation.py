@@ -193,5 +193,12 @@ class SimulatedCluster:
         ranks = self._config.job.ranks_per_node
         if self._config.training.device == "cpu" or gpus < self._config.job.world_size:
             return {}
+        if (index + 1) * ranks > gpus:  # a spare works with the GPUs of the node that it replaces
+            index = self._lost_node()
         own = range(index * ranks, (index + 1) * ranks)
         return {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in own)}
+
+    def _lost_node(self) -> int:
+        """Return the first node whose loss is planned."""
+        lost = (fault.rank for fault in self._config.rehearsal.faults if fault.kind == "node_loss")
+        return next(lost, 0) // self._config.job.ranks_per_node
