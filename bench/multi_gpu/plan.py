@@ -20,6 +20,8 @@ from bench.multi_gpu.training_speed import SpeedCase
 _RANKS_LIMIT_SECONDS = 150.0
 _TINY = Workload(model="tiny", sequence_length_tokens=32, samples_per_rank=2)
 _RECOVERY = Workload(model="1b", sequence_length_tokens=8192, samples_per_rank=1)
+_TIMED = Workload(model="1b", sequence_length_tokens=8192, samples_per_rank=2)
+_VERDICT = Workload(model="155m", sequence_length_tokens=4096, samples_per_rank=2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,13 +49,12 @@ def measurements(settings: Settings) -> Iterator[Measurement]:
 
 
 def _recovery_measurements(settings: Settings) -> Iterator[Measurement]:
-    for case in recovery_cases(settings):
-        yield Measurement(
-            name=case.name,
-            section="recovery",
-            seconds=180.0,
-            measure=partial(recovery.measure, case),
-        )
+    for case in verdict_cases(settings):
+        measure = partial(recovery.measure_verdict, case)
+        yield Measurement(name=case.name, section="verdict", seconds=110.0, measure=measure)
+    timed = timed_case(settings)
+    measure = partial(recovery.measure_times, timed)
+    yield Measurement(name=timed.name, section="recovery", seconds=150.0, measure=measure)
     workload = _TINY if settings.tiny else _RECOVERY
     restarts = 3 if settings.tiny else 20
     yield Measurement(
@@ -70,14 +71,37 @@ def _recovery_measurements(settings: Settings) -> Iterator[Measurement]:
     )
 
 
-def recovery_cases(settings: Settings) -> Iterator[RecoveryCase]:
-    """Yield the runs of section 3; the faults hit the last rank, which is not the coordinator."""
-    workload = _TINY if settings.tiny else _RECOVERY
+def timed_case(settings: Settings) -> RecoveryCase:
+    """Return the run whose recoveries are timed. The steps between let it page-lock its slots again."""
+    last = settings.gpus - 1
+    first, gap = (6, 8) if settings.tiny else (40, 20)
+    kinds = (
+        ("exception", last, "backward"),
+        ("exception", 0, "forward"),
+        ("hang", last, "forward"),
+        ("sigkill", last, "before_optimizer"),
+        ("sigkill", 0, "backward"),
+        ("launcher_kill", last, "backward"),
+    )
+    return RecoveryCase(
+        name=f"recovery times x{settings.gpus}",
+        workload=_TINY if settings.tiny else _TIMED,
+        steps=100_000,
+        faults=tuple(
+            fault(kind, rank=rank, step=first + gap * number, point=point)
+            for number, (kind, rank, point) in enumerate(kinds)
+        ),
+    )
+
+
+def verdict_cases(settings: Settings) -> Iterator[RecoveryCase]:
+    """Yield the rehearsals; most faults hit the last rank, which is not the coordinator."""
+    workload = _TINY if settings.tiny else _VERDICT
     last = settings.gpus - 1
     yield RecoveryCase(
-        name=f"recovery x{settings.gpus}",
+        name=f"verdict x{settings.gpus}",
         workload=workload,
-        steps=48 if settings.tiny else 100,
+        steps=48 if settings.tiny else 150,
         faults=(
             fault("exception", rank=last, step=8),
             fault("hang", rank=last, step=14, point="forward"),
@@ -90,10 +114,11 @@ def recovery_cases(settings: Settings) -> Iterator[RecoveryCase]:
         yield RecoveryCase(
             name=f"node loss x{settings.gpus}",
             workload=workload,
-            steps=24,
+            steps=30,
+            nodes=settings.gpus,
             spares=1,
             save_every_steps=8,
-            faults=(fault("node_loss", rank=last, step=19),),
+            faults=(fault("sigkill", rank=0, step=11), fault("node_loss", rank=last, step=19)),
         )
 
 

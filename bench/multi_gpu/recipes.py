@@ -43,6 +43,17 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "8b": _8B,
     "8b/8": {**_8B, "num_hidden_layers": 8},  # a quarter of the depth: fits one GPU with its state
+    "155m": {
+        **_LARGE,
+        "vocab_size": 32000,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
     "tiny": {
         "model_type": "llama",
         "vocab_size": 257,

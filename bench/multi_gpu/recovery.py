@@ -1,25 +1,35 @@
-"""Section 3: faults over NCCL, each rank a simulated node with a GPU of its own.
+"""Section 3: faults over NCCL, fault to first new step by phase.
 
-`training rehearse` runs the faults and the same steps undisturbed, and judges. The time that counts here is
-from the fault to the metrics of the first new step, on the rank that is last.
+`measure_times` lets faults hit a run of the 1B model on one node: NVLink between the ranks. `measure_verdict`
+is `training rehearse` of a smaller model with deterministic kernels: the same faults, the steps undisturbed,
+and whether loss and state are equal bit for bit. With a node a rank, NCCL talks over the network transport.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from bench.multi_gpu import recipes
 from bench.multi_gpu.recipes import Workload
-from bench.multi_gpu.runs import BenchmarkError, Event, Settings
+from bench.multi_gpu.runs import BenchmarkError, Event, Run, Settings, by_launch, wait_for
+from training import environment
+from training.config import load_recipe
 from training.events import read_events
+from training.goodput import ledger
+from training.rehearsal.verdict import judge_faults
 
-_LIMIT_SECONDS = 330.0
+logger = logging.getLogger("bench.multi_gpu")
+
+_LIMIT_SECONDS = 240.0
+_STEPS_AFTER_LAST = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +40,7 @@ class RecoveryCase:
     workload: Workload
     faults: tuple[Mapping[str, Any], ...]
     steps: int
+    nodes: int = 1
     spares: int = 0
     save_every_steps: int = 1_000_000
 
@@ -39,28 +50,53 @@ def fault(kind: str, *, rank: int, step: int, point: str = "backward") -> dict[s
     return {"kind": kind, "rank": rank, "step": step, "point": point}
 
 
-def measure(case: RecoveryCase, settings: Settings) -> list[dict[str, Any]]:
+def measure_times(case: RecoveryCase, settings: Settings) -> list[dict[str, Any]]:
+    """Let the faults hit, end the run a few steps later, and return one row a fault."""
+    root = _fresh_directory(case, settings)
+    recipe = recipes.write(root / "recipe.toml", _recipe(case, settings, deterministic=False))
+    run = Run(
+        name=root.name,
+        command=by_launch(recipe, root / "run"),
+        directory=root / "run",
+        environ={environment.REHEARSAL: "1"},
+    )
+    last = int(case.faults[-1]["step"]) + _STEPS_AFTER_LAST
+    with run:
+        try:
+            wait_for([run], lambda found: found.step() >= last, seconds=_LIMIT_SECONDS)
+        except BenchmarkError as error:  # what was recovered until then is a result
+            logger.error("%s: %s", case.name, error)
+    events = read_events(root / "run")
+    outcomes = judge_faults(load_recipe(recipe).rehearsal.faults, events, ledger(events).restarts)
+    common = {"section": "recovery", "model": case.workload.name, "ranks": settings.gpus, "nodes": case.nodes}
+    return [{**common, **_row(asdict(outcome), events)} for outcome in outcomes]
+
+
+def measure_verdict(case: RecoveryCase, settings: Settings) -> list[dict[str, Any]]:
     """Rehearse a case and return one row a fault."""
-    root = settings.directory / case.name.replace(" ", "-")
-    shutil.rmtree(root, ignore_errors=True)
-    recipe = recipes.write(root / "recipe.toml", _recipe(case, settings))
+    root = _fresh_directory(case, settings)
+    recipe = recipes.write(root / "recipe.toml", _recipe(case, settings, deterministic=True))
     run_dir = root / "run"
     command = [sys.executable, "-m", "training", "rehearse", str(recipe), "--run-dir", str(run_dir), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False)
-    shutil.rmtree(run_dir / "undisturbed" / "checkpoints", ignore_errors=True)
-    shutil.rmtree(run_dir / "disturbed" / "checkpoints", ignore_errors=True)
+    for name in ("disturbed", "undisturbed"):
+        shutil.rmtree(run_dir / name / "checkpoints", ignore_errors=True)
     lines = done.stdout.strip().splitlines()
     if not lines:
         raise BenchmarkError(f"{case.name}: ended with {done.returncode}\n{done.stderr[-3000:]}")
     verdict = json.loads(lines[-1])
     events = read_events(run_dir / "disturbed")
-    return [
-        {**_row(planned, events), **_verdict(verdict), "section": "recovery", "ranks": settings.gpus}
-        for planned in verdict["faults"]
-    ]
+    common = {"section": "verdict", "model": case.workload.name, "ranks": settings.gpus, "nodes": case.nodes}
+    return [{**common, **_row(found, events), **_verdict(verdict)} for found in verdict["faults"]]
 
 
-def _recipe(case: RecoveryCase, settings: Settings) -> dict[str, Any]:
+def _fresh_directory(case: RecoveryCase, settings: Settings) -> Path:
+    root = settings.directory / case.name.replace(" ", "-")
+    shutil.rmtree(root, ignore_errors=True)
+    return root
+
+
+def _recipe(case: RecoveryCase, settings: Settings, *, deterministic: bool) -> dict[str, Any]:
     timeouts = {"soft_timeout_seconds": 8.0, "hard_timeout_seconds": 16.0, "barrier_timeout_seconds": 60.0}
     if settings.device == "cpu":
         timeouts.update(group_timeout_seconds=4.0, soft_timeout_seconds=20.0, hard_timeout_seconds=40.0)
@@ -69,11 +105,11 @@ def _recipe(case: RecoveryCase, settings: Settings) -> dict[str, Any]:
         case.workload,
         name="recovery",
         data=settings.data,
-        nodes=settings.gpus,
-        ranks_per_node=1,
+        nodes=case.nodes,
+        ranks_per_node=settings.gpus // case.nodes,
         device=settings.device,
         job={"spares": case.spares},
-        training={"steps": case.steps, "deterministic": True, "log_every_steps": 10},
+        training={"steps": case.steps, "deterministic": deterministic, "log_every_steps": 10},
         checkpoint={"every_steps": case.save_every_steps, "overlap": "wait", "deadline_seconds": 120.0},
         snapshot={"every_steps": 1},
         recovery=timeouts,
