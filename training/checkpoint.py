@@ -179,6 +179,11 @@ class Checkpointer:
         self._begin(state)
         return True
 
+    @property
+    def snapshot_step(self) -> int:
+        """Newest step whose snapshot this rank has whole; 0 without one."""
+        return self._snapshots.newest_step() if self._snapshots is not None else 0
+
     def has_begun(self, step: int) -> bool:
         """Return whether this attempt has started the checkpoint of `step`."""
         return self._begun_step == step

@@ -37,6 +37,9 @@ ROUND_FILE = "HOLDFAST_ROUND_FILE"
 SHARED_MEMORY = "HOLDFAST_SHARED_MEMORY"
 CONTROL_FAILURES = "HOLDFAST_CONTROL_FAILURES"
 
+DEFAULT_GRACE_SECONDS = 30
+# Part of the grace that is kept for the launcher's own end, after its workers.
+GRACE_MARGIN_SECONDS = 3
 _SOCKET_BASE_CHARACTERS = 30
 
 
@@ -48,6 +51,16 @@ def node_name() -> str:
 def shared_memory() -> Path:
     """Return the memory-backed file system that outlives processes."""
     return Path(os.environ.get(SHARED_MEMORY) or "/dev/shm")
+
+
+def grace_seconds() -> int:
+    """Return how long a node has from SIGTERM to SIGKILL."""
+    return integer(GRACE_SECONDS, DEFAULT_GRACE_SECONDS)
+
+
+def stop_seconds() -> int:
+    """Return how much of the grace the node's ranks have."""
+    return max(1, grace_seconds() - GRACE_MARGIN_SECONDS)
 
 
 def warm_workers() -> bool:

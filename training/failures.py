@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,17 @@ class SameStepError(HoldfastError):
 class Breaker:
     """Counts failures of one rank, across its restarts in the process and in the job."""
 
-    def __init__(self, run_dir: Path, *, rank: int, maximum: int) -> None:
+    def __init__(self, run_dir: Path, *, rank: int, maximum: int, log: Path) -> None:
+        """Read what earlier processes of this rank have counted.
+
+        Args:
+            run_dir: Directory of the run; it outlives the pod.
+            rank: This rank.
+            maximum: Failures of one kind in one step that end the run.
+            log: Where this process writes its events.
+        """
         self._path = run_dir / "failures" / f"rank-{rank}.json"
-        self._rank, self._maximum = rank, maximum
+        self._rank, self._maximum, self._log = rank, maximum, log
         self._seen = self._read()
 
     def failed(self, error: Exception, *, step: int | None) -> None:
@@ -52,15 +61,31 @@ class Breaker:
         Raises:
             SameStepError: It was the last that is allowed.
         """
-        if not _counts(error):
-            return
-        found = {"type": type(error).__name__, "message": _without_numbers(error), "step": step}
+        if _counts(error):
+            message = (str(error).splitlines() or [""])[0][:MESSAGE_CHARACTERS]
+            details = (_place(error), *getattr(error, "__notes__", ()))
+            self.count(type(error).__name__, message, step, details=details)
+
+    def count(self, kind: str, message: str, step: int | None, *, details: Sequence[str] = ()) -> None:
+        """Count a failure.
+
+        Args:
+            kind: What it is called.
+            message: What is wrong; numbers in it do not tell two failures apart.
+            step: Step that was being done; None before the first.
+            details: Evidence that is kept and shown, such as the samples.
+
+        Raises:
+            SameStepError: It was the last that is allowed.
+        """
+        found = {"type": kind, "message": _without_numbers(message), "step": step}
         again = {key: self._seen.get(key) for key in found} == found
-        self._seen = {**found, "count": (self._seen["count"] if again else 0) + 1}
+        evidence = {"rank": self._rank, "said": message, "details": list(details), "log": str(self._log)}
+        self._seen = {**found, "count": (self._seen["count"] if again else 0) + 1, **evidence}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._path, self._seen)
         if self._seen["count"] >= self._maximum:
-            raise SameStepError(self._evidence(error, step)) from error
+            raise SameStepError(self._evidence())
 
     def succeeded(self, step: int | None) -> None:
         """Forget the failures of a step once a later one is done."""
@@ -76,12 +101,13 @@ class Breaker:
             return {}
         return seen
 
-    def _evidence(self, error: Exception, step: int | None) -> str:
-        where = "set-up or the first step" if step is None else f"step {step}"
-        message = (str(error).splitlines() or [""])[0][:MESSAGE_CHARACTERS]
+    def _evidence(self) -> str:
+        seen = self._seen
+        where = "set-up or the first step" if seen["step"] is None else f"step {seen['step']}"
+        details = f" ({'; '.join(seen['details'])})" if seen["details"] else ""
         return (
             f"recovery.maximum_same_step_failures={self._maximum}: rank {self._rank} failed as often in "
-            f"{where} with {type(error).__name__}: {message} ({_place(error)}); "
+            f"{where} with {seen['type']}: {seen['said']}{details}; log: {self._log}; "
             f"mend the cause and delete {self._path}, or raise the limit"
         )
 
@@ -105,6 +131,6 @@ def _place(error: Exception) -> str:
     return f"{frame.filename}:{frame.lineno}"
 
 
-def _without_numbers(error: Exception) -> str:
+def _without_numbers(message: str) -> str:
     """Return what stays the same of a message in which addresses, sizes and losses change."""
-    return _NUMBERS.sub("#", str(error))[:MESSAGE_CHARACTERS]
+    return _NUMBERS.sub("#", message)[:MESSAGE_CHARACTERS]

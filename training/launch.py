@@ -41,9 +41,6 @@ from training.processes import adopt_orphans, end_descendants, reap_orphans
 from training.run_directory import default_run_directory
 
 POLL_SECONDS = 0.05
-DEFAULT_GRACE_SECONDS = 30
-# Part of the grace that is kept for the launcher's own end, after its workers.
-GRACE_MARGIN_SECONDS = 3
 # A launcher that outlives the run by this much waits for a round that will not come.
 LATE_LAUNCHER_SECONDS = 30.0
 RESTART_BUDGET = 20.0
@@ -84,13 +81,13 @@ def launch(config: JobConfig, *, recipe: Path, run_dir: Path, worker: Sequence[s
     check_version()
     adopt_orphans()
     run_dir.mkdir(parents=True, exist_ok=True)
-    grace = environment.integer(environment.GRACE_SECONDS, DEFAULT_GRACE_SECONDS)
+    grace = environment.grace_seconds()
     with _private_directory() as private, _control(config, recipe, run_dir) as control:
         place = node_place(config, control=environment.control_endpoint() or control.endpoint)
         arguments = launcher_arguments(
             config,
             place=place,
-            stop_seconds=max(1, grace - GRACE_MARGIN_SECONDS),
+            stop_seconds=environment.stop_seconds(),
             worker=list(worker or worker_command(recipe, run_dir)),
         )
         supervisor = Supervisor(

@@ -99,6 +99,10 @@ class Attempt:
     ping: Callable[[], None] = field(default=lambda: None)
     """Report progress. From the first call on, silence for the soft timeout counts as a hang: call it
     after the first step, which may compile."""
+    count_failure: Callable[[str, str, int], None] = field(default=lambda kind, message, step: None)
+    """Count a failure of a step (kind, message, step) that the attempt itself recovers from.
+
+    Raises SameStepError when it was the last that is allowed."""
     unwatched: Callable[[], AbstractContextManager[None]] = field(default=nullcontext)
     """Context of a block that may take longer than the hang limits, such as the last checkpoint."""
 
@@ -126,7 +130,8 @@ def run_restartable(
         HoldfastError: As raised by `train`; such an error is not retried in the process.
     """
     limit = config.recovery.maximum_same_step_failures
-    guarded = _Guarded(train, events, Breaker(run_dir, rank=rank_and_world()[0], maximum=limit))
+    breaker = Breaker(run_dir, rank=rank_and_world()[0], maximum=limit, log=events.path)
+    guarded = _Guarded(train, events, breaker)
     if not config.recovery.in_process:
         guarded(Attempt())
         return
@@ -192,11 +197,14 @@ class _Guarded:
 
         self._events.last_step = None
         try:
-            self._train(replace(attempt, ping=ping))
+            self._train(replace(attempt, ping=ping, count_failure=self._breaker.count))
         except Exception as error:
             last = self._events.last_step
             step = None if last is None else last + 1
-            self._events.emit("exception", type=type(error).__name__, message=str(error)[:500], step=step)
+            notes = getattr(error, "__notes__", [])
+            self._events.emit(
+                "exception", type=type(error).__name__, message=str(error)[:500], step=step, notes=notes
+            )
             self._breaker.failed(error, step=step)
             raise
 

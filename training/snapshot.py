@@ -186,6 +186,11 @@ class Snapshots:
         """Let readers into the slot of the last snapshot if its copy is done."""
         self._finish_copy(wait=False)
 
+    def newest_step(self) -> int:
+        """Return the newest step that is held whole, as far as this rank knows; 0 if there is none."""
+        whole = (mark.step for slot, mark in list(self._contents.items()) if slot is not self._writing)
+        return max(whole, default=0)
+
     def hold(self, mark: Mark, notes: Tensor) -> Path | None:
         """Keep a step's snapshot until `release`, taking it if need be; None if no slot is free."""
         slot = self._slot_of(mark)

@@ -1,7 +1,8 @@
 """The training loop, the only one, for every recovery mode.
 
-    step k:  forward + backward (micro-batches) -> clip -> [wait for the last snapshot, on the GPU]
-             -> optimizer -> save if due -> read the metrics of step k-1
+    step k:  forward + backward (micro-batches) -> clip -> all-reduce loss and signals
+             -> [wait for the last snapshot, on the GPU] -> optimizer, where all is finite
+             -> save if due -> read the metrics of step k-1
 
 Nothing in a step waits for the device: losses and norms are copied to pinned memory and read a step late.
 A host sync between the optimizer step and the end of a snapshot would double the step.
@@ -9,13 +10,11 @@ A host sync between the optimizer step and the end of a snapshot would double th
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
-import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -26,31 +25,25 @@ from torch.distributed.tensor import DTensor
 from training import model as models
 from training import weights
 from training.checkpoint import Checkpointer
-from training.config import JobConfig, OptimizerConfig
-from training.data import Batch, BatchReader, ValidationReader
+from training.config import JobConfig
+from training.data import Batch, BatchReader
+from training.determinism import step_seed
 from training.errors import RunError
+from training.evaluation import Evaluator
 from training.events import EventLog
 from training.faults import FaultPlan
-from training.layout import Place, place_in
+from training.layout import place_in
 from training.ledger import SampleLedger
+from training.metrics import MetricsQueue, Reading
+from training.non_finite import NonFiniteGuard, NonFiniteLossError, describe, update_if_finite
 from training.restart import Attempt, RankMonitor
+from training.schedule import learning_rate_at
 from training.shards import TokenStore
 from training.state import make_state
+from training.stop_request import StopRequest, park
 from training.throughput import Throughput, flops_per_token, peak_flops
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepMetrics:
-    """What a step leaves on the device; read a step later."""
-
-    step: int
-    notes: Tensor
-    """On the device: [summed loss of all ranks, gradient norm], fp64."""
-    values: Tensor
-    """Pinned host memory: the same two and the checkpointer's signals, fp64."""
-    ready: torch.cuda.Event | None
 
 
 class Trainer:
@@ -78,36 +71,48 @@ class Trainer:
             self._model_config = models.load_model_config(config.model)
             self._task = self._build_task(mesh)
             self.state = make_state(self._task.model, config.optimizer, device=device)
+        self._place, self._restores = place_in(mesh), 0
+        self._metrics = MetricsQueue(device)
+        self._guard = NonFiniteGuard(config.training.non_finite_loss, events=events)
+        self._stop = StopRequest()
         with events.span("load"):
-            self._restore_or_initialize(place_in(mesh))
-        self._ledger = SampleLedger(checkpointer.run_dir, lineage=checkpointer.lineage, rank=self._rank)
+            self._restore_or_initialize()
+        self._ledger = self._open_ledger()
         self._batches = self._open_batches(training_store)
-        self._validation = self._open_validation(validation_store)
+        self._evaluator = Evaluator(config, self._task, validation_store, device=device)
         self._throughput = self._make_throughput()
-        self._unread: StepMetrics | None = None
+        self._batch: Batch | None = None
+        self._reported_snapshot = self._checkpointer.snapshot_step
 
-    def train(self, attempt: Attempt) -> None:
-        """Run to the last step; return when it is durable."""
-        with models.no_packed_sequence_check():
-            while self.state.step < self.config.training.steps:
+    def train(self, attempt: Attempt) -> bool:
+        """Run to the last step, or to the one after which all ranks are told to stop.
+
+        Returns:
+            Whether the last step is done and durable.
+
+        Raises:
+            NonFiniteLossError: The loss is NaN or infinite, and the recipe says to stop.
+        """
+        with self._stop.listening(), models.no_packed_sequence_check():
+            while not self._is_done(attempt):
                 self.run_step()
+                self._heed_metrics(attempt)
                 attempt.ping()
-                if self._evaluation_is_due():
+                if self._stop.is_agreed:
+                    self._park(attempt)
+                    return False
+                if self._evaluator.is_due(self.state.step):
                     self._evaluate(attempt)
-            self._read_metrics(self._unread)
         if not self._checkpointer.has_begun(self.state.step):
             # killed after the last step and before its checkpoint: the state came back from memory alone
             self._save(last=True)
-        with (
-            attempt.unwatched(),
-            self._monitor.section("checkpoint"),
-            self._events.span("finalize"),
-        ):
+        with self._long_wait(attempt), self._events.span("finalize"):
             self._checkpointer.finalize_last()
+        return True
 
     def run_step(self) -> None:
         """Do one optimizer step, and start a save if it is due."""
-        with self._monitor.section("step"):
+        with self._monitor.section("step"), self._blamed():
             self._step()
         if self._save(last=self.state.step == self.config.training.steps):
             self._faults.in_step("save", step=self.state.step)
@@ -115,8 +120,7 @@ class Trainer:
     def close(self) -> None:
         self._batches.close()
         self._ledger.close()
-        if self._validation is not None:
-            self._validation.close()
+        self._evaluator.close()
 
     def _build_task(self, mesh: DeviceMesh) -> models.LanguageModelTask:
         config = self.config
@@ -130,16 +134,78 @@ class Trainer:
         task.train()
         return task
 
-    def _restore_or_initialize(self, place: Place) -> None:
+    def _is_done(self, attempt: Attempt) -> bool:
+        """Say whether the last step is done, and was sound."""
+        if self.state.step < self.config.training.steps:
+            return False
+        self._read(self._metrics.drain())
+        self._heed_metrics(attempt)
+        return self.state.step == self.config.training.steps
+
+    def _heed_metrics(self, attempt: Attempt) -> None:
+        """Go back before a step that was not finite, where the recipe says so."""
+        bad = self._guard.take_bad()
+        if bad is None:
+            return
+        with self._long_wait(attempt), self._events.span("load"):
+            self._metrics.drain()  # of a step that is thrown away
+            self._restore_or_initialize(before=bad.step)
+        self._ledger.close()
+        self._ledger = self._open_ledger()
+        if self.config.training.non_finite_loss == "stop":
+            raise NonFiniteLossError(
+                f"training.non_finite_loss='stop': rank {self._rank}, {describe(bad)}; "
+                f"log: {self._events.path}; a resumed run begins before that step"
+            )
+        attempt.count_failure("non-finite loss", describe(bad), bad.step)
+
+    def _park(self, attempt: Attempt) -> None:
+        with self._long_wait(attempt), self._events.span("finalize"):
+            durable = park(
+                self._checkpointer,
+                self.state,
+                self._stop,
+                answer_seconds=self.config.recovery.setup_timeout_seconds,
+            )
+        self._events.emit("parked", step=self.state.step, durable=durable)
+        if self._rank == 0:
+            logger.info("told to stop: parked after step %d, durable: %s", self.state.step, durable)
+
+    @contextmanager
+    def _long_wait(self, attempt: Attempt) -> Iterator[None]:
+        """Lift the limits of a step."""
+        with attempt.unwatched(), self._monitor.section("checkpoint"):
+            yield
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """Note on an exception what the step was fed with."""
+        try:
+            yield
+        except Exception as error:
+            if self._batch is not None:
+                ids = self._batch.sample_ids.tolist()
+                error.add_note(f"samples {ids} from position {self._batch.position}")
+            raise
+
+    def _open_ledger(self) -> SampleLedger:
+        return SampleLedger(self._checkpointer.run_dir, lineage=self._checkpointer.lineage, rank=self._rank)
+
+    def _restore_or_initialize(self, *, before: int | None = None) -> None:
         seed = self.config.training.seed
         weights.initialize(self._task.model, seed=seed, device=self.device, buffers_only=True)
         restored = self._checkpointer.restore(
-            self.state, place, meanwhile=lambda: self._faults.in_setup("restore")
+            self.state,
+            self._place,
+            before=before,
+            again=self._restores,
+            meanwhile=lambda: self._faults.in_setup("restore"),
         )
+        self._restores += 1
         if restored.source is not None:
             if self._rank == 0:
                 logger.info("resumed at step %d from %s", restored.step, restored.source)
-            if restored.notes:
+            if restored.notes and all(map(math.isfinite, restored.notes)):
                 # a fault mostly comes before the metrics of the last step were read
                 self._emit_metrics(restored.step, *restored.notes)
             return
@@ -150,26 +216,24 @@ class Trainer:
 
     def _step(self) -> None:
         start, step = time.time(), self.state.step + 1
-        batch = self._batches.at(self.state.position)
-        torch.manual_seed(_step_seed(self.config.training.seed, step, self._rank))
+        batch = self._batch = self._batches.at(self.state.position)
+        torch.manual_seed(step_seed(self.config.training.seed, step, self._rank))
         loss = self._forward_backward(batch, step)
         norm = self._clip()
         self._faults.in_step("before_optimizer", step=step)
+        signals = (*self._checkpointer.signals(), self._stop.signal())
+        metrics = self._metrics.reduce(step, batch, loss=loss, norm=norm, signals=signals)
         for group in self.state.optimizer.param_groups:
             group["lr"] = self._learning_rate_at(step)
         self._checkpointer.before_optimizer_step()
-        self.state.optimizer.step()
+        update_if_finite(self.state.optimizer, metrics.is_finite)
         self.state.optimizer.zero_grad()
         self.state.step = step
         self.state.position += self.config.data.global_batch_samples
         self._ledger.append(step, batch)
-        metrics = self._queue_metrics(step, loss, norm)
         self._checkpointer.after_optimizer_step(self.state, metrics.notes)
         self._faults.in_step("after_optimizer", step=step)
-        # on a CPU there is nothing to wait for
-        is_late = self.device.type == "cuda"
-        previous, self._unread = (self._unread, metrics) if is_late else (metrics, None)
-        self._read_metrics(previous)
+        self._read(self._metrics.push(metrics))
         seconds, tokens = time.time() - start, self._tokens_per_step()
         self._events.emit("step", step=step, start=start, seconds=seconds, tokens=tokens)
 
@@ -192,34 +256,26 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.state.parameters.values(), maximum)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def _queue_metrics(self, step: int, loss: Tensor, norm: Tensor) -> StepMetrics:
-        summed = torch.cat([loss.view(1), self._to_device(self._checkpointer.signals())])
-        dist.all_reduce(summed)
-        notes = torch.stack([summed[0], norm.double()])
-        on_device = torch.cat([notes, summed[1:]])
-        if self.device.type != "cuda":
-            return StepMetrics(step=step, notes=notes, values=on_device, ready=None)
-        values = torch.empty(len(on_device), dtype=torch.float64, pin_memory=True)
-        values.copy_(on_device, non_blocking=True)
-        ready = torch.cuda.current_stream().record_event()
-        return StepMetrics(step=step, notes=notes, values=values, ready=ready)
-
-    def _to_device(self, values: Sequence[float]) -> Tensor:
-        """Copy numbers to the device without waiting for it."""
-        on_host = torch.tensor(values, dtype=torch.float64, pin_memory=self.device.type == "cuda")
-        return on_host.to(self.device, non_blocking=True)
-
-    def _read_metrics(self, metrics: StepMetrics | None) -> None:
-        if metrics is None:
+    def _read(self, reading: Reading | None) -> None:
+        if reading is None:
             return
-        if metrics.ready is not None:
-            metrics.ready.synchronize()
-        loss_sum, norm, *signals = metrics.values.tolist()
-        self._checkpointer.learn(metrics.step, signals)
-        self._emit_metrics(metrics.step, loss_sum, norm)
-        last = metrics.step == self.config.training.steps
-        if self._rank == 0 and (last or metrics.step % self.config.training.log_every_steps == 0):
-            self._log(metrics.step, loss_sum / self._tokens_per_step(), norm)
+        *signals, stops = reading.signals
+        self._checkpointer.learn(reading.step, signals)
+        self._stop.learn(stops)
+        self._report_snapshot()
+        if not self._guard.accepts(reading):
+            return
+        self._emit_metrics(reading.step, reading.loss_sum, reading.gradient_norm)
+        last = reading.step == self.config.training.steps
+        if self._rank == 0 and (last or reading.step % self.config.training.log_every_steps == 0):
+            self._log(reading.step, reading.loss_sum / self._tokens_per_step(), reading.gradient_norm)
+
+    def _report_snapshot(self) -> None:
+        """Tell where a restart would begin; rank 0 stands for all, which are at most a step apart."""
+        step = self._checkpointer.snapshot_step
+        if self._rank == 0 and step != self._reported_snapshot:
+            self._reported_snapshot = step
+            self._events.emit("checkpoint", step=step, status="snapshot")
 
     def _emit_metrics(self, step: int, loss_sum: float, norm: float) -> None:
         self._events.emit(
@@ -253,28 +309,12 @@ class Trainer:
             self._events.span_since("save", start, step=self.state.step)
         return saved
 
-    def _evaluation_is_due(self) -> bool:
-        every = self.config.training.evaluate_every_steps
-        return bool(every and self._validation is not None and self.state.step % every == 0)
-
-    @torch.no_grad()
     def _evaluate(self, attempt: Attempt) -> None:
-        assert self._validation is not None
         with self._events.span("evaluate", step=self.state.step), self._monitor.section("step"):
-            self._task.eval()
-            totals = torch.zeros(2, dtype=torch.float64, device=self.device)
-            for batch in self._validation:
-                for micro_batch in batch.tokens:
-                    totals[0] += self._task(micro_batch.to(self.device, non_blocking=True))
-                    totals[1] += micro_batch[:, 1:].numel()
-                attempt.ping()
-            dist.all_reduce(totals)
-            models.reshard(self._task)
-            self._task.train()
-            loss_sum, tokens = totals.tolist()
-        self._events.emit("evaluation", step=self.state.step, loss=loss_sum / tokens)
+            loss = self._evaluator.loss(attempt.ping)
+        self._events.emit("evaluation", step=self.state.step, loss=loss)
         if self._rank == 0:
-            logger.info("step %d  validation loss %.4f", self.state.step, loss_sum / tokens)
+            logger.info("step %d  validation loss %.4f", self.state.step, loss)
 
     def _open_batches(self, store: TokenStore) -> BatchReader:
         vocabulary = self._model_config.vocab_size
@@ -296,20 +336,6 @@ class Trainer:
             pin_memory=self.device.type == "cuda",
         )
 
-    def _open_validation(self, store: TokenStore | None) -> ValidationReader | None:
-        if store is None:
-            return None
-        return ValidationReader(
-            store,
-            sequence_length_tokens=self.config.data.sequence_length_tokens,
-            global_batch_samples=self.config.data.global_batch_samples,
-            batches=self.config.training.evaluation_batches,
-            rank=self._rank,
-            world_size=self._world_size,
-            prefetch_batches=self.config.data.validation_prefetch_batches,
-            pin_memory=self.device.type == "cuda",
-        )
-
     def _make_throughput(self) -> Throughput:
         _, counted = models.parameter_counts(self._task)
         peak = peak_flops(self.device)
@@ -326,30 +352,7 @@ class Trainer:
         return self.config.data.global_batch_samples * self.config.data.sequence_length_tokens
 
 
-def learning_rate_at(step: int, config: OptimizerConfig, total_steps: int) -> float:
-    """Return the learning rate of a step (the first is 1): linear warm-up, then cosine decay."""
-    if step <= config.warmup_steps:
-        return config.learning_rate * step / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(total_steps - config.warmup_steps, 1)
-    cosine = 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-    floor = config.final_learning_rate_ratio
-    return config.learning_rate * (floor + (1 - floor) * cosine)
-
-
 def uses_bf16(config: JobConfig, device: torch.device) -> bool:
     """Tell whether forward and backward run in bf16; weights are fp32 in any case."""
     precision = config.training.precision
     return precision == "bf16" or (precision == "auto" and device.type == "cuda")
-
-
-def set_determinism(config: JobConfig) -> None:
-    """Fix what makes arithmetic depend on the machine's load: threads, and kernels where asked."""
-    torch.set_num_threads(config.training.threads_per_rank)
-    if config.training.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-
-
-def _step_seed(seed: int, step: int, rank: int) -> int:
-    digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1

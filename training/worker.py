@@ -21,13 +21,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from training import environment, restart
 from training.checkpoint import Checkpointer
 from training.config import JobConfig, check_timeouts, load_recipe
-from training.errors import ConfigError
+from training.determinism import set_determinism
+from training.errors import EXIT_DONE, EXIT_STOPPED, ConfigError
 from training.events import EventLog, process_start_seconds
 from training.faults import FaultPlan
 from training.restart import Attempt, RankMonitor
 from training.run_directory import RunDirectory, default_run_directory
 from training.shards import TokenStore
-from training.trainer import Trainer, set_determinism
+from training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -62,14 +63,15 @@ class Worker:
         self._events.span_since("imports", born)
         self._entered = time.time()
         self._monitor = RankMonitor()
+        self._is_done = False
         self._checkpointer = Checkpointer(config, run_dir, device=self.device, events=self._events, node=node)
         self._faults = FaultPlan(config, run_dir=run_dir, rank=self._rank, node=node, events=self._events)
 
-    def run(self) -> None:
-        """Train to the end."""
+    def run(self) -> int:
+        """Train to the end, or until all ranks are told to stop; return the exit code."""
         if self._directory.is_done():
             logger.info("%s: the run is done; nothing to do", self._directory.path)
-            return
+            return EXIT_DONE
         restart.run_restartable(
             self._attempt,
             config=self._config,
@@ -77,11 +79,16 @@ class Worker:
             events=self._events,
             device=self.device,
         )
-        self.close()
+        self.close(sweep=self._is_done)
+        return EXIT_DONE if self._is_done else EXIT_STOPPED
 
-    def close(self) -> None:
-        """End the checkpoint worker and the log."""
-        self._checkpointer.close()
+    def close(self, *, sweep: bool = True) -> None:
+        """End the checkpoint worker and the log.
+
+        Args:
+            sweep: Remove the snapshots in memory too: nobody will resume.
+        """
+        self._checkpointer.close(sweep=sweep)
         self._events.close()
 
     def make_trainer(self) -> Trainer:
@@ -118,15 +125,16 @@ class Worker:
                 )
             trainer = self.make_trainer()
         try:
-            trainer.train(attempt)
-            if self._rank == 0:
+            self._is_done = trainer.train(attempt)
+            if self._is_done and self._rank == 0:
                 self._directory.mark_done(trainer.state.step)
             # a rank that left before DONE exists would end its launcher with success, and close the
             # rendezvous to a rank 0 that dies here
             dist.barrier()
         finally:
             trainer.close()
-        self._events.emit("done", step=trainer.state.step)
+        if self._is_done:
+            self._events.emit("done", step=trainer.state.step)
         restart.close_group()
 
 
@@ -203,5 +211,4 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--run-dir", type=Path, help="default: runs/<job.name>")
     arguments = parser.parse_args(argv)
     config = load_recipe(arguments.recipe)
-    Worker(config, arguments.run_dir or default_run_directory(config)).run()
-    return 0
+    return Worker(config, arguments.run_dir or default_run_directory(config)).run()

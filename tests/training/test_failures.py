@@ -64,7 +64,7 @@ def fail(breaker: Breaker, error: Exception, *, step: int | None = 3) -> None:
 
 
 def make(run_dir: Path, *, maximum: int = 2) -> Breaker:
-    return Breaker(run_dir, rank=1, maximum=maximum)
+    return Breaker(run_dir, rank=1, maximum=maximum, log=run_dir / "events.jsonl")
 
 
 def test_count_survives_the_process_and_numbers_in_messages_do_not_matter(tmp_path: Path) -> None:

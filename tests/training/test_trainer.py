@@ -16,8 +16,8 @@ from training.config import JobConfig, OptimizerConfig
 from training.data import BatchReader
 from training.errors import ConfigError
 from training.fingerprint import fingerprint, load_full, newest_checkpoint
+from training.schedule import learning_rate_at
 from training.shards import TokenStore
-from training.trainer import learning_rate_at
 
 
 def plain_transformers(config: JobConfig) -> dict[int, tuple[float, float]]:
