@@ -1,7 +1,8 @@
 """The control pod of a run: the store outside all ranks, and the publisher of the run's status.
 
 A one-pod Job on the system nodes. The store ends with 0 when the run is over. Its sidecar writes the
-status into an annotation of the training Job, and removes this Job when the training Job has failed.
+status into an annotation of the training Job, suspends that Job before its capacity ends, and removes this
+Job when the training Job has failed.
 """
 
 from __future__ import annotations
@@ -146,6 +147,7 @@ def _publisher(run: Run, *, name: str) -> Manifest:
         [
             *("python", "-m", "k8s", "publish", name, "--namespace", run.outputs.namespace),
             *("--recipe", RECIPE_FILE, "--run-dir", run.directory),
+            *(("--stop-at", run.stop_at.isoformat()) if run.stop_at else ()),
         ],
         restartPolicy="Always",  # a sidecar: it ends with the store
         resources={"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}},

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from k8s import trainer
 from k8s.kubectl import Kubectl
-from k8s.pod import COMPONENT_LABEL, INSTANCE_LABEL, RUN_LABEL
+from k8s.pod import COMPONENT_LABEL, INSTANCE_LABEL, QUEUE_LABEL, RUN_LABEL
 from training.errors import RunError
 
-State = Literal["queued", "pending", "running", "stopping", "complete", "failed"]
+State = Literal["queued", "suspended", "pending", "running", "stopping", "complete", "failed"]
 KINDS_OF_A_JOB = ("job", "service", "configmap", "poddisruptionbudget", "role", "rolebinding")
 DEFAULT_NAMESPACE = "training"
 _DELETE_MARGIN_SECONDS = 120  # over the pods' grace
@@ -67,7 +67,7 @@ def state_of(job: dict[str, Any]) -> State:
     if "deletionTimestamp" in job["metadata"]:
         return "stopping"
     if job["spec"].get("suspend"):
-        return "queued"
+        return "queued" if QUEUE_LABEL in job["metadata"].get("labels", {}) else "suspended"
     return "running" if job.get("status", {}).get("ready") else "pending"
 
 

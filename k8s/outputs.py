@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,11 @@ from training.errors import ConfigError, Problem
 
 REDEPLOY = "deploy the stacks again with --outputs-file"
 _OPTIONAL = {"capacity_end"}
+_FORMATS = {
+    "kubernetes_version": re.compile(r"1\.\d+"),
+    "capacity_end": re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)?"),
+}
+_EXAMPLES = {"kubernetes_version": "1.36", "capacity_end": "2026-12-09T11:30:00Z"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,19 +99,15 @@ def _read_field(
             yield Problem(path=f"outputs.{key}", value=value, rule="must be a whole number", fix=REDEPLOY)
         else:
             fields[field.name] = int(value)
-    elif field.name == "kubernetes_version" and not _is_version(value):
-        yield Problem(path=f"outputs.{key}", value=value, rule="must be like 1.36", fix=REDEPLOY)
+    elif field.name in _FORMATS and not _FORMATS[field.name].fullmatch(value):
+        rule = f"must be like {_EXAMPLES[field.name]}"
+        yield Problem(path=f"outputs.{key}", value=value, rule=rule, fix=REDEPLOY)
     else:
         fields[field.name] = value
 
 
 def minor_version(kubernetes_version: str) -> int:
     return int(kubernetes_version.split(".")[1])
-
-
-def _is_version(value: str) -> bool:
-    major, _, minor = value.partition(".")
-    return major == "1" and minor.isdecimal()
 
 
 _KEYS = {

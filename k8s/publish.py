@@ -6,12 +6,14 @@ Job sees the status, also after the last pod has ended: no access to pods, no mo
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import signal
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +37,20 @@ def main(arguments: list[str]) -> int:
     jobs.add_cluster_arguments(parser)
     parser.add_argument("--recipe", type=Path, required=True, help="recipe of the run")
     parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run")
+    parser.add_argument(
+        "--stop-at", type=_time, metavar="TIME", help="suspend the Job then, so that its pods save and end"
+    )
     parser.add_argument("--period-seconds", type=float, default=PERIOD_SECONDS, help="default: %(default)s")
     options = parser.parse_args(arguments)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     publisher = Publisher(
-        jobs.kubectl_of(options), options.name, recipe=load_recipe(options.recipe), run_dir=options.run_dir
+        jobs.kubectl_of(options),
+        options.name,
+        recipe=load_recipe(options.recipe),
+        run_dir=options.run_dir,
+        stop_at=options.stop_at,
     )
     while not stop.wait(options.period_seconds):
         if _tolerant(publisher.publish) is False:
@@ -50,11 +59,27 @@ def main(arguments: list[str]) -> int:
     return EXIT_DONE
 
 
+def _time(text: str) -> datetime:
+    """Read a time with its zone."""
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
+        raise argparse.ArgumentTypeError(f"{text!r} needs a time zone, such as +00:00")
+    return time
+
+
 class Publisher:
     """Follows one Job's events and writes their sum into the Job."""
 
-    def __init__(self, kubectl: Kubectl, job_name: str, *, recipe: JobConfig, run_dir: Path) -> None:
-        self._kubectl, self._name = kubectl, job_name
+    def __init__(
+        self,
+        kubectl: Kubectl,
+        job_name: str,
+        *,
+        recipe: JobConfig,
+        run_dir: Path,
+        stop_at: datetime | None = None,
+    ) -> None:
+        self._kubectl, self._name, self._stop_at = kubectl, job_name, stop_at
         self._tail = EventTail(run_dir)
         self._progress = Progress(steps=recipe.training.steps, pods=recipe.job.nodes + recipe.job.spares)
         self._goodput = Goodput(run_dir)
@@ -71,7 +96,14 @@ class Publisher:
             annotations = {STATUS_ANNOTATION: text}
             self._kubectl.patch("job", self._name, {"metadata": {"annotations": annotations}})
             self._published = text
+        self._suspend_if_due()
         return self._is_needed(self._kubectl.get("job", self._name))
+
+    def _suspend_if_due(self) -> None:
+        """Stop the pods of a Job whose capacity ends, each with its whole grace period."""
+        if self._stop_at is not None and datetime.now(UTC) >= self._stop_at:
+            self._kubectl.patch("job", self._name, {"spec": {"suspend": True}})
+            self._stop_at = None
 
     def _is_needed(self, job: dict[str, Any] | None) -> bool:
         """Remove the control Job when the training Job is gone or has ended.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path, PurePosixPath
 
 from eks_training.instance_types import INSTANCE_TYPES, InstanceType
+from eks_training.node_shutdown import BLOCK_DRAIN_SECONDS
 from k8s import sizing
 from k8s.outputs import StackOutputs, minor_version
 from training import schema
@@ -36,6 +38,14 @@ class Run:
     @property
     def pods(self) -> int:
         return self.recipe.job.nodes + self.recipe.job.spares
+
+    @property
+    def stop_at(self) -> datetime | None:
+        """When the run has to stop, so that its last save ends before the capacity does."""
+        if not self.outputs.capacity_end:
+            return None
+        before = timedelta(seconds=BLOCK_DRAIN_SECONDS + self.resources.grace_seconds)
+        return datetime.fromisoformat(self.outputs.capacity_end) - before
 
     def image(self, of_stack: str) -> str:
         """Return an image of the stack, from the private registry if the recipe names one."""

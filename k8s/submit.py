@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from k8s import jobs
 from k8s.command_line import command_parser
 from k8s.kubectl import Kubectl
@@ -39,6 +41,7 @@ def submit(kubectl: Kubectl, run: Run, kind: JobKind = "train", *, dry_run: bool
     name = objects[-1]["metadata"]["name"]
     if kind == "train":
         _refuse_rivals(kubectl, run.recipe.job.name, name)
+        _refuse_ended_capacity(run)
     if dry_run:
         return kubectl.apply(as_yaml(objects), dry_run=True)
     job = kubectl.get("job", name)
@@ -62,6 +65,14 @@ def _refuse_rivals(kubectl: Kubectl, run: str, name: str) -> None:
                 f"`python -m k8s delete {other}` (checkpoints stay, the new Job goes on from them), "
                 "or choose another name"
             )
+
+
+def _refuse_ended_capacity(run: Run) -> None:
+    if run.stop_at is not None and run.stop_at <= datetime.now(UTC):
+        raise RunError(
+            f"outputs.CapacityEnd={run.outputs.capacity_end!r}: runs stopped at {run.stop_at:%F %R} UTC, "
+            "for their last save; deploy other capacity"
+        )
 
 
 def _tie_to_job(kubectl: Kubectl, objects: list[Manifest]) -> None:

@@ -15,6 +15,7 @@ from ipaddress import IPv4Network
 from typing import Annotated, Any, Literal
 
 from eks_training.instance_types import INSTANCE_TYPES, InstanceType
+from eks_training.node_shutdown import BLOCK_DRAIN_SECONDS
 from stacks import rules
 from stacks.fields import (
     Account,
@@ -37,8 +38,7 @@ from training.schema import Pattern, Range
 
 CapacityMode = Literal["on-demand", "reservation", "capacity-block"]
 
-# EC2 starts to end the instances of a block 30 minutes before its end; the last checkpoint comes earlier
-BLOCK_DRAIN = timedelta(minutes=60)
+BLOCK_DRAIN = timedelta(seconds=BLOCK_DRAIN_SECONDS)
 MAXIMUM_BLOCK_INSTANCES = 64
 
 

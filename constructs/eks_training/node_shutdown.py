@@ -1,7 +1,6 @@
-"""How long pods have to end: the kubelet's limit when a node shuts down, and the pods' own.
+"""How long pods have to end when their node shuts down, and how long before its end capacity is drained.
 
-Imports nothing: `node_user_data.py` sets the kubelet's limit from it, `k8s/` the grace period of a
-trainer pod. A pod that asked for more would be killed early on a node that shuts down, and only there.
+Imports nothing: nodes and stacks are built from it, and `k8s/` tells from it when a run has to stop.
 """
 
 POD_SHUTDOWN_SECONDS = 120
@@ -9,3 +8,7 @@ POD_SHUTDOWN_SECONDS = 120
 
 CRITICAL_POD_SHUTDOWN_SECONDS = 30
 """The same for critical ones, network and storage plugins, which end after all others."""
+
+BLOCK_DRAIN_SECONDS = 3600
+"""Time before the end of a capacity block at which its group is emptied. EC2 starts to end the instances
+half an hour before it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -202,6 +203,31 @@ def test_control_pod_goes_with_a_failed_run(
     assert report["training"]["step"] == 10, "the last status outlives the pods"
 
 
+def test_a_run_stops_before_its_capacity_ends(
+    submitted: RunInCluster, control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    publisher = start_publisher(submitted, control_plane, tmp_path / "run", "--stop-at=2026-11-01T00:00:00Z")
+    try:
+        wait_until(lambda: not submitted.pods(), "trainers stopped")
+        # THEN the Job is kept, with its control store
+        status = k8s("status", submitted.name, "--namespace", submitted.kubectl.namespace)
+        assert f"Job {submitted.name}: suspended" in status.stdout
+        assert submitted.kubectl.get("job", control_name(submitted.name)) is not None
+    finally:
+        publisher.terminate()
+        publisher.communicate(timeout=60)
+
+
+def test_a_run_is_not_submitted_to_capacity_that_ends(files: tuple[Run, Path, Path], tmp_path: Path) -> None:
+    run, recipe, _ = files
+    outputs = write_outputs(
+        tmp_path / "ended.json", dataclasses.replace(run.outputs, capacity_end="2026-11-01T11:30:00Z")
+    )
+    done = k8s("submit", recipe, "--outputs", outputs)
+    assert done.returncode == 1
+    assert "CapacityEnd='2026-11-01T11:30:00Z': runs stopped at 2026-11-01 10:08 UTC" in done.stderr
+
+
 def test_data_preparation_is_a_job_of_its_own(submitted: RunInCluster, files: tuple[Run, Path, Path]) -> None:
     run, recipe, outputs = files
     assert k8s("submit", recipe, "--outputs", outputs, "--job", "prepare").returncode == 0
@@ -257,7 +283,7 @@ def write_events(run_dir: Path, *, node: str) -> None:
 
 
 def start_publisher(
-    submitted: RunInCluster, control_plane: ControlPlane, run_dir: Path
+    submitted: RunInCluster, control_plane: ControlPlane, run_dir: Path, *options: str
 ) -> subprocess.Popen[str]:
     """Run the sidecar's own command with the token of its service account."""
     outputs = submitted.run.outputs
@@ -265,7 +291,7 @@ def start_publisher(
     recipe = run_dir.parent / "mounted.toml"
     recipe.write_text(submitted.run.recipe_text)
     command = [sys.executable, "-m", "k8s", "publish", submitted.name, "--namespace", outputs.namespace]
-    arguments = [f"--recipe={recipe}", f"--run-dir={run_dir}", "--period-seconds=0.5"]
+    arguments = [f"--recipe={recipe}", f"--run-dir={run_dir}", "--period-seconds=0.5", *options]
     kubeconfig = control_plane.kubeconfig(token)
     return subprocess.Popen(
         [*command, *arguments],

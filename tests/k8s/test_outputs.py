@@ -21,6 +21,15 @@ def test_merges_the_outputs_of_all_stacks() -> None:
     assert minor_version(outputs.kubernetes_version) == 36
 
 
+def test_an_end_of_capacity_is_a_time() -> None:
+    stacks = sample()
+    stacks["HoldfastCluster"]["CapacityEnd"] = "tomorrow"
+    with pytest.raises(
+        ConfigError, match=r"outputs\.CapacityEnd='tomorrow': must be like 2026-12-09T11:30:00Z"
+    ):
+        parse_outputs(stacks)
+
+
 def test_leaves_exports_of_cdk_aside() -> None:
     stacks = sample()
     stacks["HoldfastCluster"]["ExportsOutputRefVpc1234"] = "vpc-1"

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import UTC, datetime
 
 import pytest
 
+from k8s.manifests import job_objects
 from k8s.outputs import StackOutputs
 from k8s.run import make_run
 from tests.k8s.conftest import MakeRun
@@ -36,6 +38,18 @@ def test_data_must_be_on_the_shared_file_system(recipe: JobConfig, outputs: Stac
     local = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, path="runs/data"))
     with pytest.raises(ConfigError, match=r"data\.path='runs/data': must be on the shared file system"):
         make_run(local, "", outputs)
+
+
+def test_a_run_stops_before_its_capacity_is_drained(make: MakeRun) -> None:
+    # GIVEN a block that is emptied an hour before its end, and a run that takes 1309 s to stop
+    run = make(capacity_mode="capacity-block", capacity_end="2026-12-09T11:30:00Z")
+    assert run.resources.grace_seconds == 1309
+    # THEN
+    assert run.stop_at == datetime(2026, 12, 9, 10, 8, 11, tzinfo=UTC)
+    (control,) = (o for o in job_objects(run) if o["kind"] == "Job" and "control" in o["metadata"]["name"])
+    (publisher,) = control["spec"]["template"]["spec"]["initContainers"]
+    assert publisher["command"][-2:] == ["--stop-at", "2026-12-09T10:08:11+00:00"]
+    assert make().stop_at is None
 
 
 def test_a_cpu_recipe_is_refused(recipe: JobConfig, outputs: StackOutputs) -> None:
