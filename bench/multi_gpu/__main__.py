@@ -2,7 +2,8 @@
 
     python -m bench.multi_gpu --output gpu.jsonl                         all, on all GPUs of this machine
     python -m bench.multi_gpu --output gpu.jsonl --budget-seconds 540    stop before; start again to go on
-    python -m bench.multi_gpu --output gpu.jsonl --table                 the table of docs/benchmarks.md
+    python -m bench.multi_gpu --output gpu.jsonl --table                 the tables of docs/benchmarks.md
+    python -m bench.multi_gpu --output gpu.jsonl --plot snapshots.svg    its plot
     python -m bench.multi_gpu --output try.jsonl --device cpu --tiny     small, to try it
 
 Needs token shards: `python -m training prepare`.
@@ -17,10 +18,11 @@ import sys
 import time
 from pathlib import Path
 
-from bench.multi_gpu import machine
+from bench.multi_gpu import machine, plot
 from bench.multi_gpu.plan import Measurement, measurements
 from bench.multi_gpu.results import Results
 from bench.multi_gpu.runs import BenchmarkError, Settings
+from bench.multi_gpu.table import render
 from training.processes import adopt_orphans
 
 logger = logging.getLogger("bench.multi_gpu")
@@ -30,6 +32,12 @@ def main() -> int:
     arguments = _parser().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     results = Results(arguments.output)
+    if arguments.table:
+        print(render(results.rows))  # noqa: T201
+        return 0
+    if arguments.plot:
+        arguments.plot.write_text(plot.contention(results.rows))
+        return 0
     deadline = time.monotonic() + arguments.budget_seconds
     adopt_orphans()
     settings = Settings(
@@ -42,7 +50,7 @@ def main() -> int:
     for measurement in measurements(settings):
         if arguments.only and not any(part in measurement.name for part in arguments.only):
             continue
-        if not results.has(measurement.name):
+        if arguments.again or not results.has(measurement.name):
             _measure(measurement, settings, results, seconds_left=deadline - time.monotonic())
     return 0
 
@@ -72,6 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--budget-seconds", type=float, default=1e9, help="begin nothing that takes longer")
     parser.add_argument("--only", action="append", help="only measurements whose name contains this")
+    parser.add_argument("--again", action="store_true", help="also measure what is there")
+    parser.add_argument("--table", action="store_true", help="measure nothing, print the table")
+    parser.add_argument("--plot", type=Path, help="measure nothing, write the plot of section 2 as SVG")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--ranks", type=int, help="default: one a GPU")
     parser.add_argument("--tiny", action="store_true", help="smallest sizes")

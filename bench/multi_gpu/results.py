@@ -25,11 +25,21 @@ class Results:
 
     def add(self, measurement: str, rows: Iterable[Row], **common: Any) -> None:
         """Append the rows of one measurement."""
+        stamp = round(time.time())
         with self.path.open("a") as file:
             for row in rows:
-                full = {"measurement": measurement, "time": round(time.time()), **common, **row}
+                full = {"measurement": measurement, "time": stamp, **common, **row}
                 file.write(json.dumps(full) + "\n")
                 self.rows.append(full)
+
+
+def newest(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows of each measurement's last success."""
+    good = [row for row in rows if "failure" not in row]
+    last: dict[str, int] = {}
+    for row in good:
+        last[row["measurement"]] = max(int(row["time"]), last.get(row["measurement"], 0))
+    return [row for row in good if row["time"] == last[row["measurement"]]]
 
 
 def read_rows(path: Path) -> Iterator[Row]:
