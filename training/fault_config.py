@@ -55,8 +55,8 @@ STEP_POINTS: tuple[StepPoint, ...] = get_args(StepPoint)
 # Points at which the step is done already.
 DONE_POINTS = ("after_optimizer", "save")
 
-# Training goes on through these; all others are followed by a restore.
-HARMLESS = ("slow", "full_disk")
+# The ranks go on through these; after all others they are set up again.
+HARMLESS = ("slow", "nan", "full_disk")
 # The in-process layer alone recovers from these, and the trainer alone from NaN.
 IN_PROCESS = ("exception", "hang")
 
@@ -93,7 +93,7 @@ class Fault:
 
     @property
     def restarts(self) -> bool:
-        """Whether ranks have to restore after it."""
+        """Whether ranks are set up again after it."""
         return self.kind not in HARMLESS
 
     def problems(self) -> Iterator[Problem]:
@@ -111,6 +111,12 @@ class RehearsalConfig:
     """What `training rehearse` does to the run."""
 
     faults: tuple[Fault, ...] = ()
+
+
+def points_of(kind: FaultKind, points: Sequence[FaultPoint]) -> list[FaultPoint]:
+    """Return those of the points at which a kind can hit."""
+    allowed = _POINTS_OF_KIND.get(kind, (*SETUP_POINTS, *STEP_POINTS))
+    return [point for point in points if point in allowed]
 
 
 def causes(faults: Sequence[Fault], fault: Fault) -> list[int]:
