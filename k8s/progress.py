@@ -50,6 +50,10 @@ class RunStatus:
     durable_step: int | None = None
     memory_step: int | None = None
     """Newest step with a snapshot in host memory."""
+    failed_saves: int = 0
+    """Durable checkpoints that were given up; training went on."""
+    skipped_updates: int = 0
+    """Steps whose loss was not finite, and which changed nothing."""
     goodput_percent: float | None = None
     restarts: Restarts = field(default_factory=Restarts)
     ranks: dict[str, str] = field(default_factory=dict)
@@ -103,6 +107,7 @@ class Progress:
         self._counts: Counter[str] = Counter()
         self._causes: Counter[str] = Counter()
         self._failed_attempts: set[tuple[int, int]] = set()
+        self._failed_saves: set[int] = set()
         self._ranks: dict[str, str] = {}
         self._supervisors: dict[tuple[str, int], int | None] = {}
         self._updated = 0.0
@@ -127,6 +132,8 @@ class Progress:
             eta_seconds=max(0, self._steps - self._step) / speed if speed else None,
             durable_step=self._last.get("durable_step"),
             memory_step=self._last.get("memory_step"),
+            failed_saves=len(self._failed_saves),
+            skipped_updates=self._last.get("skipped", 0),
             goodput_percent=goodput_percent,
             restarts=self._restarts(),
             ranks=dict(sorted(self._ranks.items(), key=lambda item: int(item[0]))),
@@ -138,7 +145,7 @@ class Progress:
     def _restarts(self) -> Restarts:
         return Restarts(
             in_process=self._counts["reentry"],
-            in_job=max(0, self._counts["enter"] - self._counts["job"]),
+            in_job=max(0, self._counts["enter"] - max(1, self._counts["job"])),
             launcher=self._counts["relaunch"],
             pod=max(0, self._counts["launch"] - self._counts["job"] * self._pods),
             causes=dict(self._causes),
@@ -173,6 +180,11 @@ class Progress:
         known = {"committed": "durable_step", "snapshot": "memory_step"}
         if event["status"] in known:
             self._last[known[event["status"]]] = event["step"]
+        elif event["status"] == "failed":
+            self._failed_saves.add(event["step"])  # each rank may tell
+
+    def _on_non_finite(self, event: dict[str, Any]) -> None:
+        self._last["skipped"] = event["skipped"]
 
     def _on_restored(self, event: dict[str, Any]) -> None:
         if event["rank"] == 0:
@@ -233,6 +245,7 @@ _HANDLERS = {
     "metrics": Progress._on_metrics,
     "evaluation": Progress._on_evaluation,
     "checkpoint": Progress._on_checkpoint,
+    "non_finite": Progress._on_non_finite,
     "restored": Progress._on_restored,
     "enter": Progress._on_enter,
     "reentry": Progress._on_reentry,

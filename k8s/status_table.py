@@ -46,6 +46,9 @@ def _training(status: RunStatus, *, now: float) -> Iterator[str]:
         f"goodput {goodput}   durable step {_step(status.durable_step)}   "
         f"RAM step {_step(status.memory_step)}   evaluation loss {_figure(status.evaluation_loss)}"
     )
+    problems = {"failed saves": status.failed_saves, "updates left out": status.skipped_updates}
+    if any(problems.values()):
+        yield "problems: " + ", ".join(f"{name} {count}" for name, count in problems.items() if count)
     restarts = status.restarts
     causes = ", ".join(f"{name} {count}" for name, count in restarts.causes.items())
     yield (

@@ -134,6 +134,19 @@ def test_knows_the_newest_checkpoints_and_places(tmp_path: Path, rank_0: EventLo
     assert status.updated == START + 5
 
 
+def test_counts_what_training_goes_on_from(tmp_path: Path, rank_0: EventLog) -> None:
+    # GIVEN a save that two processes give up, another one, and two steps with NaN
+    with EventLog(tmp_path, role="writer", node="node-a", rank=0) as writer:
+        for log in (rank_0, writer):
+            log.emit("checkpoint", step=10, status="failed", reason="disk full")
+    rank_0.emit("checkpoint", step=20, status="failed", reason="late")
+    for skipped in (1, 2):
+        rank_0.emit("non_finite", step=20 + skipped, action="skip", skipped=skipped)
+    # THEN
+    status = status_of(tmp_path)
+    assert (status.failed_saves, status.skipped_updates) == (2, 2)
+
+
 def test_reads_each_event_once_and_waits_for_whole_lines(tmp_path: Path) -> None:
     events = tmp_path / "events"
     events.mkdir()

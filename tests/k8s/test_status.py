@@ -117,6 +117,7 @@ def test_table_for_people() -> None:
         eta_seconds=97_200.0,
         durable_step=1200,
         memory_step=1234,
+        failed_saves=1,
         goodput_percent=96.31,
         restarts=Restarts(in_process=1, in_job=2, causes={"RuntimeError": 1, "SIGKILL": 2}),
         updated=990.0,
@@ -152,6 +153,7 @@ def test_table_for_people() -> None:
     assert lines == [
         "step 1234/5000 (24.7%)   loss 2.3457   412,346 tokens/s   ETA 1 d 3 h   (10 s ago)",
         "goodput 96.3%   durable step 1200   RAM step 1234   evaluation loss -",
+        "problems: failed saves 1",
         "restarts: in-process 1, in-job 2, launcher 0, pod 0   causes: RuntimeError 1, SIGKILL 2",
         "",
         "nodes: 1 training, 1 spare, 2 in all",
