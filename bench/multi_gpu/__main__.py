@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from bench.multi_gpu.plan import Measurement, measurements
 from bench.multi_gpu.results import Results
 from bench.multi_gpu.runs import BenchmarkError, Settings
 from bench.multi_gpu.table import render
+from training.errors import EXIT_STOPPED
 from training.processes import adopt_orphans
 
 logger = logging.getLogger("bench.multi_gpu")
@@ -40,6 +42,7 @@ def main() -> int:
         return 0
     deadline = time.monotonic() + arguments.budget_seconds
     adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(EXIT_STOPPED))  # ends what runs
     settings = Settings(
         directory=arguments.directory,
         data=arguments.data,
