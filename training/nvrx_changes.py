@@ -23,6 +23,7 @@ read, and not tried.
     15  lets a spare, or another node's rank, push out a      partly  survivors are awaited, and keep theirs
         survivor, whose memory holds its state
     16  starts a checkpoint worker from nothing               same    forks it (training/writer_server.py)
+    17  SIGTERMs a rank's checkpoint worker with the rank     same    the rank alone, which then saves by it
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class Agent(launcher.LocalElasticAgent):  # type: ignore[misc]
 
 
 class WorkerHandler(SubprocessHandler):
-    """12: starts `python -m training ...` as a copy of a process that has imported it all."""
+    """12, 17: starts `python -m training ...` as a copy of a process that has imported it all."""
 
     server: ClassVar[ForkServer | None] = None
 
@@ -167,6 +168,12 @@ class WorkerHandler(SubprocessHandler):
                 type(self).server = None
                 barrier.log.warning("fork server lost (%s): ranks take seconds to import", error)
         return super()._popen(args, env)
+
+    def close(self, death_sig: signal.Signals | None = None) -> None:
+        if death_sig == signal.SIGTERM:
+            self.proc.send_signal(death_sig)
+        else:
+            super().close(death_sig)
 
 
 class RankMonitorState(rank_monitor_server.RankMonitorStateMachine):  # type: ignore[misc]
