@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from k8s.delete import _POLL_SECONDS
 from k8s.jobs import KINDS_OF_A_JOB, selector_of
 from k8s.manifests import job_name
 from k8s.network import control_name
@@ -123,7 +124,8 @@ def test_a_run_that_stops_keeps_its_control_store_to_the_last_pod(
     submitted: RunInCluster, files: tuple[Run, Path, Path], kubelets: Kubelets, nodes: dict[str, FakeNode]
 ) -> None:
     # GIVEN a node whose pod takes its time to end
-    node = submitted.pod(0)["spec"]["nodeName"]
+    pod = submitted.pod(0)
+    slow, node = pod["metadata"]["name"], pod["spec"]["nodeName"]
     kubelets.lose(node)
     command = [sys.executable, "-m", "k8s", "delete", submitted.name]
     arguments = ["--namespace", submitted.kubectl.namespace]
@@ -135,10 +137,13 @@ def test_a_run_that_stops_keeps_its_control_store_to_the_last_pod(
         _, recipe, outputs = files
         again = k8s("submit", recipe, "--outputs", outputs)
         assert f"Job {submitted.name} is stopping; submit again" in again.stderr
+        time.sleep(2 * _POLL_SECONDS)  # it looks again
     finally:
         kubelets.recover(nodes[node])
         output = deletion.communicate(timeout=90)[0]
-    assert output.startswith(f"stopping {submitted.name}: its pods have 1309 s to end\n")
+    first, *others = output.splitlines()
+    assert first == f"stopping {submitted.name}: its pods have 1309 s to save and end"
+    assert f"pods left: {slow} on {node}" in others
     assert _left(submitted) == []
 
 
