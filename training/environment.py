@@ -6,7 +6,9 @@ manifest, rehearse         HOLDFAST_RUN_ID          launch, control  the same on
 manifest, rehearse         HOLDFAST_NODE            launch, ranks    name in events; default: host name
 manifest, rehearse         HOLDFAST_NODE_INDEX      launch           0, 1, ... spares included
 manifest (status.podIP)    HOLDFAST_ADDRESS         launch           address that peers reach
-manifest                   HOLDFAST_GRACE_SECONDS   launch           SIGTERM to SIGKILL; below the pod's
+manifest                   HOLDFAST_GRACE_SECONDS   launch, ranks    SIGTERM to SIGKILL; below the pod's
+people                     HOLDFAST_STOP_FILE       launch           see training/stop_notice.py
+people                     HOLDFAST_STOP_AT         launch           see training/stop_notice.py
 rehearse                   HOLDFAST_REHEARSAL       ranks            "1": planned faults are live
 people                     HOLDFAST_WARM_WORKERS    launch, agent    "0": no fork server; starts take longer
 launch                     HOLDFAST_EXIT_FILE       ranks            see `leave_exit_code`
@@ -30,6 +32,8 @@ NODE = "HOLDFAST_NODE"
 NODE_INDEX = "HOLDFAST_NODE_INDEX"
 ADDRESS = "HOLDFAST_ADDRESS"
 GRACE_SECONDS = "HOLDFAST_GRACE_SECONDS"
+STOP_FILE = "HOLDFAST_STOP_FILE"
+STOP_AT = "HOLDFAST_STOP_AT"
 WARM_WORKERS = "HOLDFAST_WARM_WORKERS"
 REHEARSAL = "HOLDFAST_REHEARSAL"
 EXIT_FILE = "HOLDFAST_EXIT_FILE"

@@ -39,6 +39,7 @@ from training.launcher_arguments import launcher_arguments, node_place, worker_c
 from training.nvrx_version import check_version
 from training.processes import adopt_orphans, end_descendants, reap_orphans
 from training.run_directory import default_run_directory
+from training.stop_notice import StopNotice
 
 POLL_SECONDS = 0.05
 # A launcher that outlives the run by this much waits for a round that will not come.
@@ -206,6 +207,7 @@ class Supervisor:
         )
         self._events = EventLog(run_dir, role="supervisor", node=environment.node_name())
         self._told_to_stop = False
+        self._notice = StopNotice.from_environment()
         self._stop_by: float | None = None
         self._done_since: float | None = None
 
@@ -249,6 +251,7 @@ class Supervisor:
 
     def _stop_if_due(self, process: Launcher) -> None:
         now = time.monotonic()
+        self._told_to_stop |= self._notice.is_due(time.time())
         if self._done_file.exists():
             self._done_since = self._done_since or now
         late = self._done_since is not None and now - self._done_since > LATE_LAUNCHER_SECONDS
