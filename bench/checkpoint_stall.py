@@ -36,10 +36,11 @@ import torch
 from bench.stall import measure
 from bench.stall.loop import Loop, Shape
 from bench.stall.methods import METHODS
-from training import model, warm
+from training import environment, model, warm
 from training.config import ModelConfig
 
-TIERS = ("snapshot_every_step", "restore")
+# the first of them makes the slots, for all
+TIERS = ("restore", "snapshot_every_step")
 _PROBE_BYTES = 256 << 20
 
 Row = dict[str, Any]
@@ -52,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _import_all()
     deadline = time.monotonic() + arguments.budget_seconds
     rows: list[Row] = []
-    with _directory(arguments.directory) as root:
+    with _directory(arguments.directory) as root, _directory(environment.shared_memory()) as memory:
+        os.environ[environment.SHARED_MEMORY] = str(memory)
         place = {"directory": str(arguments.directory), "torch": torch.__version__, **_speed(root)}
         print(json.dumps(place))  # noqa: T201
         for name in arguments.writers.split(","):
@@ -98,7 +100,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=12, help="steps a window, each with one save")
     parser.add_argument("--saves", type=int, default=2, help="windows a writer, after its first save")
     parser.add_argument("--writers", default=",".join((*TIERS, *METHODS)), help="comma-separated")
-    parser.add_argument("--writer-seconds", type=float, default=60.0, help="limit of each row")
+    parser.add_argument("--writer-seconds", type=float, default=45.0, help="limit of each row")
     parser.add_argument("--budget-seconds", type=float, default=240.0, help="limit of all rows together")
     parser.add_argument("--directory", type=Path, default=Path("runs/bench"), help="where saves go")
     parser.add_argument(

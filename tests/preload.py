@@ -4,3 +4,4 @@ import transformers.models.llama.modeling_llama  # noqa: F401
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: F401
 
 import training.worker  # noqa: F401
+import training.writer_server  # noqa: F401

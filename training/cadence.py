@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -61,11 +62,14 @@ class Cadence:
         self._costs.extend(costs_seconds)
 
     def offer(self) -> tuple[float, float, float]:
-        """Return (1 if there are enough measurements, mean cost, mean step) for the sum over ranks."""
+        """Return (1 if there are enough measurements, median cost, median step) for the sum over ranks.
+
+        Not means: one step that waited for something else, an evaluation say, would outweigh all others.
+        """
         costs, steps = self._costs[_WARM_UP:], self._steps[_WARM_UP:]
         if self.decided or min(len(costs), len(steps)) < _SAMPLES:
             return 0.0, 0.0, 0.0
-        return 1.0, sum(costs) / len(costs), sum(steps) / len(steps)
+        return 1.0, statistics.median(costs), statistics.median(steps)
 
     def decide(self, offers: tuple[float, float, float], *, ranks: int) -> str | None:
         """Choose the interval once all ranks have offered; return the reason, None if it is too early."""

@@ -24,14 +24,14 @@ from training.drain import Save
 from training.errors import CheckpointError
 from training.events import EventLog
 from training.exchange import Exchange
+from training.inventory import Tier
 from training.layout import Place
 from training.lineage import name_of
-from training.restore import Restored, Restorer
+from training.restore import Restored, Restorer, ShardTier
 from training.run_directory import read_run_id
 from training.slots import NOTES, Mark
-from training.snapshot import Snapshots
 from training.state import TrainState
-from training.writers import DcpSyncWriter, HoldfastWriter, NvrxTorchWriter, Writer
+from training.tiers import make_copies, make_snapshots, make_writer
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ class _Group:
     """What all ranks know of each other, a step late."""
 
     is_saving: bool = False
+    is_copying: bool = False
     is_ready: bool = False
 
 
@@ -64,15 +65,16 @@ class Checkpointer:
         self._events = events
         self._answer_seconds = config.recovery.setup_timeout_seconds
         self._has_memory_tier = config.snapshot.every_steps != 0
-        self._snapshots = _make_snapshots(config, device=device, events=events, node=node)
-        self._writer = _make_writer(config, self._snapshots, device=device, node=node)
+        self._snapshots = make_snapshots(config, device=device, events=events, node=node)
+        self._copies = make_copies(config, run_dir, self._snapshots, events=events, node=node)
+        self._writer = make_writer(config, self._snapshots, self._copies, device=device, node=node)
         self._cadence = Cadence(setting=config.snapshot.every_steps)
         self._group = _Group()
         self._lineage = 0
         self._notes = torch.zeros(NOTES, dtype=torch.float64, device=device)
         self._pending: Save | None = None
-        self._begun_step, self._failure = -1, ""
-        self._is_due = False
+        self._begun_step, self._copied_step, self._failure = -1, -1, ""
+        self._is_due = self._is_copy_due = False
 
     @property
     def lineage(self) -> str:
@@ -103,9 +105,8 @@ class Checkpointer:
         """
         exchange = Exchange(f"restore/{again}", timeout_seconds=self._answer_seconds)
         run = exchange.first("run id", read_run_id(self.run_dir) if dist.get_rank() == 0 else None)
-        tier = self._snapshots if self._has_memory_tier else None
-        restorer = Restorer(self.run_dir, exchange=exchange, snapshots=tier, events=self._events)
-        if tier is None:
+        restorer = Restorer(self.run_dir, exchange=exchange, tiers=self._tiers(), events=self._events)
+        if not self._has_memory_tier:
             self._let_writer_end(time.time() + _RESTORE_WAIT_SECONDS)
         ancestry = restorer.begin()
         meanwhile()
@@ -114,6 +115,8 @@ class Checkpointer:
         with restorer.phase("prepare"):
             if self._snapshots is not None:
                 self._snapshots.prepare(run, tensors, place)
+            if self._copies is not None:
+                self._copies.prepare(run)
             self._writer.prepare(tensors)
         restored = restorer.restore(tensors, ancestry, before=before)
         self._begin_lineage(restored, exchange)
@@ -147,15 +150,24 @@ class Checkpointer:
         """Return what the other ranks have to know, to be summed over all of them."""
         self._poll()
         is_ready = self._snapshots is not None and self._snapshots.ready()
-        return (float(self._pending is not None), float(is_ready), *self._cadence.offer())
+        is_copying = self._copies is not None and self._copies.is_busy
+        return (
+            float(self._pending is not None),
+            float(is_copying),
+            float(is_ready),
+            *self._cadence.offer(),
+        )
 
     def learn(self, step: int, sums: Sequence[float]) -> None:
         """Take the sums of `signals` that all ranks gave at `step`."""
         ranks = dist.get_world_size()
-        saving, ready, *offers = sums
+        saving, copying, ready, *offers = sums
         # a save that was begun after these signals were given is not in them
-        is_saving = saving > 0 or step <= self._begun_step
-        self._group = _Group(is_saving=is_saving, is_ready=ready == ranks)
+        self._group = _Group(
+            is_saving=saving > 0 or step <= self._begun_step,
+            is_copying=copying > 0 or step <= self._copied_step,
+            is_ready=ready == ranks,
+        )
         reason = self._cadence.decide((offers[0], offers[1], offers[2]), ranks=ranks)
         if reason is not None:
             self._events.emit("snapshot_interval", every_steps=self._cadence.every_steps, reason=reason)
@@ -163,21 +175,29 @@ class Checkpointer:
                 logger.info("snapshots: %s", reason)
 
     def maybe_save(self, state: TrainState, *, last: bool) -> bool:
-        """Start a save if one is due; return whether it was.
+        """Start a durable save, or a copy on the node's disk, if one is due; return whether it was.
 
-        Saves never overlap: one that is due while another is being written waits for it, and training waits
-        too only at the last step or where `checkpoint.overlap` says so.
+        Saves never overlap: one that is due while another is being written, or before the slots are there,
+        waits for that, and training waits too only at the last step or where `checkpoint.overlap` says so.
         """
+        local = self._config.local
         self._is_due |= last or state.step % self._config.every_steps == 0
-        if not self._is_due:
-            return False
-        if last or self._config.overlap == "wait":
+        self._is_copy_due |= self._copies is not None and state.step % local.every_steps == 0
+        if self._is_due and (last or self._config.overlap == "wait"):
             self.finalize()
-        elif self._group.is_saving:
+            if self._copies is not None:
+                self._copies.wait()
+        elif self._group.is_copying or not self._can_hold():
             return False
-        self._is_due = False
+        elif self._group.is_saving or not self._is_due:
+            return self._is_copy_due and self._begin_copy(state)
+        self._is_due = self._is_copy_due = False
         self._begin(state)
         return True
+
+    def _can_hold(self) -> bool:
+        """Say whether all ranks have their slots: locking pages takes seconds, and a save would wait."""
+        return self._group.is_ready or self._config.writer != "holdfast"
 
     @property
     def snapshot_step(self) -> int:
@@ -223,8 +243,18 @@ class Checkpointer:
             sweep: Free the node's memory too: the run is done.
         """
         self._writer.close()
+        if self._copies is not None:
+            self._copies.close(sweep=sweep)
         if self._snapshots is not None:
             self._snapshots.close(sweep=sweep)
+
+    def _tiers(self) -> dict[Tier, ShardTier]:
+        tiers: dict[Tier, ShardTier] = {}
+        if self._snapshots is not None and self._has_memory_tier:
+            tiers["memory"] = self._snapshots
+        if self._copies is not None:
+            tiers["local"] = self._copies
+        return tiers
 
     def _mark(self, state: TrainState) -> Mark:
         return Mark(lineage=self._lineage, step=state.step, position=state.position)
@@ -244,9 +274,22 @@ class Checkpointer:
         else:
             self._count_failure(save, "no snapshot slot is free; raise snapshot.slots")
         self._begun_step, self._group.is_saving = save.step, True
+        # it begins with a copy on the node's disk, if there are any
+        self._copied_step, self._group.is_copying = save.step, self._copies is not None
+
+    def _begin_copy(self, state: TrainState) -> bool:
+        assert self._copies is not None
+        self._is_copy_due = False
+        deadline = time.time() + self._config.deadline_seconds
+        if not self._copies.save(self._mark(state), self._notes, deadline=deadline):
+            return False
+        self._copied_step, self._group.is_copying = state.step, True
+        return True
 
     def _poll(self) -> None:
         """Notice the end of the pending save; give it up at its deadline."""
+        if self._copies is not None:
+            self._copies.poll()
         save = self._pending
         if save is None:
             return
@@ -289,38 +332,15 @@ class Checkpointer:
     def _begin_lineage(self, restored: Restored, exchange: Exchange) -> None:
         self._lineage = restored.lineage
         self._cadence.reset()
-        self._begun_step, self._failure, self._is_due = -1, "", False
+        self._begun_step, self._copied_step, self._failure = -1, -1, ""
+        self._is_due = self._is_copy_due = False
         if self._snapshots is not None and self._snapshots.can_set_up_at_once:
             self._snapshots.set_up()
         ready = self._snapshots is not None and self._snapshots.ready()
-        told = exchange.gather("ready", [ready, self._pending is not None])
+        copying = self._copies is not None and self._copies.is_busy
+        told = exchange.gather("ready", [ready, self._pending is not None, copying])
         self._group = _Group(
             is_ready=all(answer[0] for answer in told),
             is_saving=any(answer[1] for answer in told),
+            is_copying=any(answer[2] for answer in told),
         )
-
-
-def _make_snapshots(
-    config: JobConfig, *, device: torch.device, events: EventLog, node: str
-) -> Snapshots | None:
-    off = config.snapshot.every_steps == 0
-    if off and config.checkpoint.writer != "holdfast":
-        return None
-    return Snapshots(
-        count=1 if off else config.snapshot.slots,
-        ranks_per_node=config.job.ranks_per_node,
-        device=device,
-        events=events,
-        node=node,
-    )
-
-
-def _make_writer(
-    config: JobConfig, snapshots: Snapshots | None, *, device: torch.device, node: str
-) -> Writer:
-    if config.checkpoint.writer == "dcp_sync":
-        return DcpSyncWriter()
-    if config.checkpoint.writer == "nvrx_torch":
-        return NvrxTorchWriter(device=device)
-    assert snapshots is not None
-    return HoldfastWriter(snapshots, node=node)

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from training import commit, inventory, slots
+from training import commit, inventory, local_image, slots
 from training.errors import EXIT_DONE, EXIT_RETRY, CheckpointError, ConfigError
 from training.inventory import Source
-from training.lineage import read_ancestry
-from training.run_directory import RunDirectory, read_run_id
-from training.slots import Mark
+from training.lineage import Ancestry, read_ancestry
+from training.run_directory import RunDirectory, read_local_directory, read_run_id
+from training.slots import Descriptor, Mark
 
 Row = dict[str, Any]
 
@@ -80,20 +80,32 @@ def _prune(arguments: argparse.Namespace) -> tuple[list[Row], int]:
 
 def _sources(run_dir: Path) -> list[Source]:
     """Return all states, newest first; memory is this machine's alone."""
-    ancestry = read_ancestry(run_dir)
-    by_shard: dict[int, set[Mark]] = {}
-    shards = 0
-    for _, descriptor, mark in slots.scan(read_run_id(run_dir)):
-        held = by_shard.setdefault(descriptor.shard, set())
-        shards = max(shards, descriptor.shards)
-        if mark is not None:
-            held.add(mark)
-    inventories = [sorted(by_shard.get(shard, ()), key=lambda mark: mark.step) for shard in range(shards)]
+    ancestry, run = read_ancestry(run_dir), read_run_id(run_dir)
+    in_memory = [(descriptor, mark) for _, descriptor, mark in slots.scan(run)]
     found = [
-        *inventory.memory_sources(inventories, ancestry),
+        *inventory.shard_sources(_by_shard(in_memory), ancestry),
+        *_local_sources(run_dir, run, ancestry),
         *inventory.durable_sources(run_dir / "checkpoints", ancestry),
     ]
-    return sorted(found, key=lambda source: (source.step, source.tier == "memory"), reverse=True)
+    return sorted(found, key=inventory.order)
+
+
+def _local_sources(run_dir: Path, run: str, ancestry: Ancestry) -> list[Source]:
+    root = read_local_directory(run_dir)
+    if root is None:
+        return []
+    images = [(manifest.descriptor, manifest.mark) for _, manifest in local_image.scan(root, run)]
+    return inventory.shard_sources(_by_shard(images), ancestry, tier="local")
+
+
+def _by_shard(held: Sequence[tuple[Descriptor, Mark | None]]) -> list[list[Mark]]:
+    """Return what is held of each shard, over all nodes that this machine stands for."""
+    shards = max((descriptor.shards for descriptor, _ in held), default=0)
+    marks: list[set[Mark]] = [set() for _ in range(shards)]
+    for descriptor, mark in held:
+        if mark is not None:
+            marks[descriptor.shard].add(mark)
+    return [sorted(found, key=lambda mark: mark.step) for found in marks]
 
 
 def _row(source: Source) -> Row:

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from training.integrity import fingerprinter
 from training.layout import Layout
+from training.page_locks import spans
 from training.slots import Mark, Slot
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """As much of a tensor as lies within one unit of page locks."""
+
+    tensor: Tensor
+    """Flat; shares the storage."""
+    offset: int
+    """In the slot."""
 
 
 class Copier:
     """Copies one set of tensors; where they lie must not change."""
 
     def __init__(self, tensors: Sequence[Tensor], layout: Layout, device: torch.device) -> None:
-        self._tensors, self._layout, self._device = tuple(tensors), layout, device
-        self._fingerprint = fingerprinter(self._tensors, device)
+        self._layout, self._device = layout, device
+        self._fingerprint = fingerprinter(tensors, device)
+        self._parts = list(_parts(tensors, layout))
         self._views: dict[Slot, list[Tensor]] = {}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copied: torch.cuda.Event | None = None
@@ -67,8 +80,8 @@ class Copier:
 
     def load(self, slot: Slot) -> list[str]:
         """Copy a slot back and return the names of tensors that are not what was copied once."""
-        for tensor, view in zip(self._tensors, self._views_of(slot), strict=True):
-            tensor.copy_(view, non_blocking=True)
+        for part, view in zip(self._parts, self._views_of(slot), strict=True):
+            part.tensor.copy_(view, non_blocking=True)
         actual = self._fingerprint().cpu()
         changed = (actual != slot.fingerprints()).nonzero().flatten().tolist()
         return [self._layout.pieces[index].name for index in changed]
@@ -85,11 +98,22 @@ class Copier:
         slot.write_begin(words)
         slot.notes().copy_(notes, non_blocking=True)
         slot.fingerprints().copy_(self._fingerprint(), non_blocking=True)
-        for tensor, view in zip(self._tensors, self._views_of(slot), strict=True):
-            view.copy_(tensor, non_blocking=True)
+        for part, view in zip(self._parts, self._views_of(slot), strict=True):
+            view.copy_(part.tensor, non_blocking=True)
         slot.write_complete(words)
 
     def _views_of(self, slot: Slot) -> list[Tensor]:
         if slot not in self._views:
-            self._views[slot] = [slot.view(piece) for piece in self._layout.pieces]
+            self._views[slot] = [
+                slot.part(part.offset, part.tensor.nbytes, part.tensor.dtype) for part in self._parts
+            ]
         return self._views[slot]
+
+
+def _parts(tensors: Sequence[Tensor], layout: Layout) -> Iterator[_Part]:
+    for tensor, piece in zip(tensors, layout.pieces, strict=True):
+        flat, start = tensor.view(-1), 0
+        for offset, size_bytes in spans(piece.offset, piece.size_bytes):
+            end = start + size_bytes // piece.dtype.itemsize
+            yield _Part(tensor=flat[start:end], offset=offset)
+            start = end

@@ -2,17 +2,17 @@
 
 Every rank's worker writes its own shard and leaves a result file; the coordinator's worker waits for all
 of them and commits. The training thread takes part in no collective and never waits for storage: it finds
-a worker's outcome in shared memory. Nothing that another process wrote is unpickled.
+a worker's outcome in shared memory. Nothing that lies in storage is unpickled.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
-import signal
+import pickle
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from training import commit
 from training.commit import FileEntry, Manifest
+from training.drain_worker import Outcome, leave_outcome
 from training.errors import CheckpointError
 from training.events import EventLog
 from training.fault_damage import disk_limit
@@ -33,9 +34,9 @@ from training.layout import Layout
 from training.lineage import name_of, read_ancestry
 from training.slots import Mark, Slot
 
-_PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.01
 _CANCELLED = "cancelled"
+_HASHING_THREADS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +64,20 @@ class Save:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ShardPlan:
+    """What a rank has to write at every save of a process group."""
+
+    layout: Layout
+    plan: SavePlan
+    metadata: Metadata | None = None
+    """Global metadata, for the coordinator alone."""
+
+    def frozen(self) -> bytes:
+        """Return it pickled: done anew for each save, that would hold the training thread up."""
+        return pickle.dumps(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRequest:
     """What one rank's worker has to write."""
 
@@ -70,19 +85,11 @@ class ShardRequest:
     shard: int
     """Rank, as DCP names files by it."""
     slot_path: Path
-    layout: Layout
-    plan: SavePlan
-    metadata: Metadata | None = None
-    """Global metadata, for the coordinator alone."""
+    """A slot in memory, or its image on the node's disk."""
+    outcome_path: Path
+    plan: bytes
+    """A frozen `ShardPlan`."""
     node: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """How a rank's part of a save has ended."""
-
-    step: int
-    failure: str = ""
 
 
 class SlotPlanner(DefaultSavePlanner):
@@ -100,37 +107,22 @@ class SlotPlanner(DefaultSavePlanner):
         return self._slot.view(self._pieces[name])
 
 
-def die_with_parent() -> None:
-    """Have the kernel end this worker when its rank dies: NVRx's worker would wait for ever."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-
-
 def drain(request: ShardRequest) -> None:
     """Write a shard; on the coordinator, commit the checkpoint. Entry point in the worker."""
     save = request.save
     with EventLog(save.run_dir, role="writer", node=request.node, rank=request.shard) as events:
         start, failure = time.time(), ""
         try:
-            write_shard(request)
-            if request.metadata is not None:
-                finish(save, request.metadata)
+            plan: ShardPlan = pickle.loads(request.plan)
+            write_shard(request, plan)
+            if plan.metadata is not None:
+                finish(save, plan.metadata)
                 events.emit("checkpoint", step=save.step, status="committed", seconds=time.time() - start)
         except Exception as error:  # noqa: BLE001 - process boundary: raising would end NVRx's worker
             failure = f"{type(error).__name__}: {error}"
             events.emit("checkpoint", step=save.step, status="failed", reason=failure)
             _report_failure(save, request.shard, failure)
-        _leave_outcome(request.slot_path, Outcome(step=save.step, failure=failure))
-
-
-def read_outcome(slot_path: Path, step: int) -> Outcome | None:
-    """Return how the save from a slot has ended, None if the worker has not said so."""
-    try:
-        outcome = Outcome(**json.loads(_outcome_path(slot_path).read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
-    return outcome if outcome.step == step else None
+        leave_outcome(request.outcome_path, Outcome(step=save.step, failure=failure))
 
 
 def cancel(save: Save) -> None:
@@ -139,49 +131,62 @@ def cancel(save: Save) -> None:
         (save.directory / _CANCELLED).touch()
 
 
-def write_shard(request: ShardRequest) -> None:
+def write_shard(request: ShardRequest, plan: ShardPlan) -> None:
     """Write one rank's file from its slot and leave the result file.
 
     Raises:
         CheckpointError: The snapshot is incomplete at the deadline, or was damaged in memory.
     """
     save = request.save
-    slot = Slot(request.slot_path, request.layout)
+    slot = Slot(request.slot_path, plan.layout)
     try:
-        _pin_complete(slot, save)
+        pin_complete(slot, save.mark, deadline=save.deadline)
         _check_fingerprints(slot)
         save.directory.mkdir(parents=True, exist_ok=True)
         writer = FileSystemWriter(save.directory)
-        with disk_limit(save.run_dir, rank=request.shard, size_bytes=request.layout.size_bytes):
-            results = writer.write_data(request.plan, SlotPlanner(slot, save.mark)).wait()
+        with disk_limit(save.run_dir, rank=request.shard, size_bytes=plan.layout.size_bytes):
+            results = writer.write_data(plan.plan, SlotPlanner(slot, save.mark)).wait()
     finally:
         slot.close()
     files = {result.storage_data.relative_path for result in results}
     leave_result(save, request.shard, files=sorted(files), results=results)
 
 
-def _pin_complete(slot: Slot, save: Save) -> None:
+def pin_complete(slot: Slot, mark: Mark, *, deadline: float) -> None:
+    """Pin a slot as soon as it holds a whole snapshot.
+
+    Args:
+        slot: Where it is being written.
+        mark: What it is going to hold.
+        deadline: Seconds since the epoch.
+
+    Raises:
+        CheckpointError: It does not hold it at the deadline.
+    """
     while True:
         try:
             slot.pin()
         except CheckpointError:
             pass  # the copy is still going on
         else:
-            if slot.mark() == save.mark:
+            if slot.mark() == mark:
                 return
             slot.unlock()
-        if time.time() > save.deadline:
+        if time.time() > deadline:
             raise CheckpointError(
-                f"snapshot of step {save.step} incomplete at its deadline: the slot holds "
+                f"snapshot of step {mark.step} incomplete at its deadline: the slot holds "
                 f"begin={slot.begin_mark()} complete={slot.complete_mark()}"
             )
         time.sleep(_POLL_SECONDS)
 
 
 def _check_fingerprints(slot: Slot) -> None:
-    for piece, expected in zip(slot.layout.pieces, slot.fingerprints().tolist(), strict=True):
-        if fingerprint(slot.view(piece)) != expected:
-            raise CheckpointError(f"{slot.path}: {piece.name}: was damaged in memory; not written")
+    pieces = slot.layout.pieces
+    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
+        found = threads.map(lambda piece: fingerprint(slot.view(piece)), pieces)
+        for piece, actual, expected in zip(pieces, found, slot.fingerprints().tolist(), strict=True):
+            if actual != expected:
+                raise CheckpointError(f"{slot.path}: {piece.name}: was damaged in memory; not written")
 
 
 def leave_result(save: Save, shard: int, *, files: Sequence[str], results: Sequence[WriteResult]) -> None:
@@ -200,15 +205,11 @@ def finish(save: Save, metadata: Metadata) -> Path:
     Raises:
         CheckpointError: A rank failed, or its result is missing at the deadline.
     """
-    shards = [_await_result(save, shard) for shard in range(save.world_size)]
+    shards = _await_results(save)
     writer = FileSystemWriter(save.directory)
     writer.finish(metadata, [[_result_from_json(raw) for raw in shard["results"]] for shard in shards])
-    files = {
-        name: FileEntry(size_bytes=size_bytes, xxh3=xxh3)
-        for shard in shards
-        for name, (size_bytes, xxh3) in shard["files"].items()
-    }
-    return publish(save, files=files | commit.hash_files(save.directory, [".metadata"]), format_="dcp")
+    files = _files(shards) | commit.hash_files(save.directory, [".metadata"])
+    return publish(save, files=files, format_="dcp")
 
 
 def publish(save: Save, *, files: dict[str, FileEntry], format_: Any) -> Path:
@@ -248,11 +249,18 @@ def await_permission(save: Save) -> None:
 
 def await_files(save: Save) -> dict[str, FileEntry]:
     """Return the files of all ranks, once every rank has left its result."""
-    shards = [_await_result(save, shard) for shard in range(save.world_size)]
+    return _files(_await_results(save))
+
+
+def _await_results(save: Save) -> list[dict[str, Any]]:
+    return [_await_result(save, shard) for shard in range(save.world_size)]
+
+
+def _files(results: Sequence[Mapping[str, Any]]) -> dict[str, FileEntry]:
     return {
         name: FileEntry(size_bytes=size_bytes, xxh3=xxh3)
-        for shard in shards
-        for name, (size_bytes, xxh3) in shard["files"].items()
+        for result in results
+        for name, (size_bytes, xxh3) in result["files"].items()
     }
 
 
@@ -277,14 +285,6 @@ def _report_failure(save: Save, shard: int, reason: str) -> None:
         commit.write_json(_result_path(save, shard), {"failure": reason})
     except OSError:
         return  # storage is gone: the coordinator's deadline tells the same
-
-
-def _leave_outcome(slot_path: Path, outcome: Outcome) -> None:
-    commit.write_json(_outcome_path(slot_path), asdict(outcome))
-
-
-def _outcome_path(slot_path: Path) -> Path:
-    return slot_path.parent / "outcome.json"
 
 
 def _result_path(save: Save, shard: int) -> Path:

@@ -25,12 +25,14 @@ Events of a rank:
     exception    the training function ended in an exception: `type`, `message`, and `step`, the one
                  after the last that was committed or restored (null before that); `notes`, such as its samples
     reentry      the in-process layer calls the training function again
-    restored     state was loaded: `step`, `source` (memory, durable), `path`, `lineage` that begins,
+    restored     state was loaded: `step`, `source` (memory, local, durable), `path`, `lineage` that begins,
                  `parent`, `phases` (seconds by name)
     refused      a state was not used: `source`, `tier`, `step`, `reason`
     snapshot     a snapshot was skipped: `step`, `status`, `skipped` (so far)
     snapshot_interval   what "auto" has decided: `every_steps`, `reason`
     checkpoint   a save changed state: `step`, `status` (snapshot, scheduled, committed, failed)
+    local_copy   a copy on the node's disk ended: `step`, `status` (whole, failed, skipped), `seconds`,
+                 `reason`
     evaluation   `step`, `loss`
     done         the run's last step is durable
 Events of a launcher (training/nvrx_changes.py):

@@ -12,12 +12,16 @@ from training.errors import CheckpointError
 from training.lineage import Ancestry, name_of
 from training.slots import Mark
 
+Tier = Literal["memory", "local", "durable"]
+# of states of the same step the one that is loaded soonest
+_QUICKEST_FIRST: tuple[Tier, ...] = ("memory", "local", "durable")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
     """A whole state of the run."""
 
-    tier: Literal["memory", "durable"]
+    tier: Tier
     step: int
     lineage: str
     """As in names; empty if it cannot be told."""
@@ -27,24 +31,27 @@ class Source:
     """Why it is not used; empty if nothing is known against it."""
 
     def __str__(self) -> str:
-        return str(self.path) if self.path else f"memory, step {self.step}"
+        return str(self.path) if self.path else f"{self.tier}, step {self.step}"
 
 
-def memory_sources(inventories: Sequence[Sequence[Mark]], ancestry: Ancestry) -> list[Source]:
-    """Return every snapshot that is held by some rank; refuse those that not all ranks can have.
+def shard_sources(
+    inventories: Sequence[Sequence[Mark]], ancestry: Ancestry, *, tier: Tier = "memory"
+) -> list[Source]:
+    """Return every state of which some rank holds its shard; refuse those that not all ranks can have.
 
     Args:
-        inventories: Whole snapshots of its own shard that each rank can reach.
+        inventories: Whole states of its own shard that each rank can reach in this tier.
         ancestry: What is live.
+        tier: Where they lie.
     """
     held = sorted({mark for marks in inventories for mark in marks}, key=lambda mark: mark.step)
     return [
         Source(
-            tier="memory",
+            tier=tier,
             step=mark.step,
             lineage=name_of(mark.lineage),
             mark=mark,
-            refusal=_memory_refusal(mark, inventories, ancestry),
+            refusal=_shard_refusal(mark, inventories, ancestry, tier),
         )
         for mark in held
     ]
@@ -56,16 +63,21 @@ def durable_sources(root: Path, ancestry: Ancestry) -> list[Source]:
 
 
 def newest_first(sources: Iterable[Source]) -> list[Source]:
-    """Return what may be used: newest step first, memory before storage."""
-    usable = (source for source in sources if not source.refusal)
-    return sorted(usable, key=lambda source: (source.step, source.tier == "memory"), reverse=True)
+    """Return what may be used: newest step first, then what loads soonest."""
+    return sorted((source for source in sources if not source.refusal), key=order)
 
 
-def _memory_refusal(mark: Mark, inventories: Sequence[Sequence[Mark]], ancestry: Ancestry) -> str:
+def order(source: Source) -> tuple[int, int]:
+    """Return the key that sorts sources as a restore tries them."""
+    return -source.step, _QUICKEST_FIRST.index(source.tier)
+
+
+def _shard_refusal(mark: Mark, inventories: Sequence[Sequence[Mark]], ancestry: Ancestry, tier: Tier) -> str:
     if not ancestry.holds(mark.lineage, mark.step):
         return f"the run has left lineage {name_of(mark.lineage)} before step {mark.step}"
     missing = [rank for rank, marks in enumerate(inventories) if mark not in marks]
-    return f"ranks {missing} have no whole snapshot of it" if missing else ""
+    what = "snapshot" if tier == "memory" else "copy"
+    return f"ranks {missing} have no whole {what} of it" if missing else ""
 
 
 def _durable_source(path: Path, ancestry: Ancestry) -> Source:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -22,10 +23,9 @@ from training import commit, inventory, lineage
 from training.errors import CheckpointError
 from training.events import EventLog
 from training.exchange import Exchange
-from training.inventory import Source
+from training.inventory import Source, Tier
 from training.lineage import Ancestry
 from training.slots import Mark
-from training.snapshot import Snapshots
 from training.writers import load_rank_file
 
 logger = logging.getLogger(__name__)
@@ -45,14 +45,31 @@ class Restored:
     """What the trainer noted beside the state; empty after a restore from a checkpoint."""
 
 
+class ShardTier(Protocol):
+    """A tier in which each rank has whole states of its own shard: `Snapshots`, `LocalCopies`."""
+
+    def inventory(self) -> list[Mark]:
+        """Return the states that this rank can have."""
+
+    def load(self, mark: Mark) -> list[float]:
+        """Load and verify one; return its notes.
+
+        Raises:
+            CheckpointError: It is damaged or gone.
+        """
+
+    def forget_dead(self, ancestry: Ancestry) -> None:
+        """Let go of states that the run has left."""
+
+
 class Restorer:
     """One restore, by all ranks together."""
 
     def __init__(
-        self, run_dir: Path, *, exchange: Exchange, snapshots: Snapshots | None, events: EventLog
+        self, run_dir: Path, *, exchange: Exchange, tiers: Mapping[Tier, ShardTier], events: EventLog
     ) -> None:
         self._run_dir, self._exchange = run_dir, exchange
-        self._snapshots, self._events = snapshots, events
+        self._tiers, self._events = tiers, events
         self._leads = dist.get_rank() == 0
         self._phases: dict[str, float] = {}
         self._notes: tuple[float, ...] = ()
@@ -89,9 +106,7 @@ class Restorer:
             CheckpointError: Checkpoints exist, but none can be loaded.
         """
         with self.phase("inventory"):
-            sources = [
-                source for source in self._sources(ancestry) if before is None or source.step < before
-            ]
+            sources = [source for source in self._sources(ancestry) if before is None or source.step < before]
         source = self._load_newest(inventory.newest_first(sources), tensors)
         self._report_refused(sources, source)
         durable = [found for found in sources if found.tier == "durable"]
@@ -102,20 +117,19 @@ class Restorer:
             )
         with self.phase("lineage"):
             grown = self._branch(ancestry, source)
-            if self._snapshots is not None:
-                self._snapshots.forget_dead(grown)
+            for tier in self._tiers.values():
+                tier.forget_dead(grown)
         return self._done(grown, source, tensors)
 
     def _sources(self, ancestry: Ancestry) -> list[Source]:
-        own = self._snapshots.inventory() if self._snapshots is not None else []
-        told = self._exchange.gather("inventory", [mark.words() for mark in own])
-        inventories = [[_mark(words) for words in marks] for marks in told]
+        sources: list[Source] = []
+        for name, tier in self._tiers.items():
+            told = self._exchange.gather(f"{name} inventory", [mark.words() for mark in tier.inventory()])
+            inventories = [[_mark(words) for words in marks] for marks in told]
+            sources += inventory.shard_sources(inventories, ancestry, tier=name)
         durable = inventory.durable_sources(self._run_dir / "checkpoints", ancestry) if self._leads else []
         listed = self._exchange.first("checkpoints", [_to_json(source) for source in durable])
-        return [
-            *inventory.memory_sources(inventories, ancestry),
-            *(_from_json(raw) for raw in listed),
-        ]
+        return sources + [_from_json(raw) for raw in listed]
 
     def _load_newest(self, candidates: Sequence[Source], tensors: Mapping[str, Tensor]) -> Source | None:
         for source in candidates:
@@ -130,7 +144,7 @@ class Restorer:
         self._notes = ()
         if source.path is None:
             with self.phase("load"):
-                return self._agreed(source, self._load_from_memory(source))
+                return self._agreed(source, self._load_shard(source))
         with self.phase("verify"):
             problem = self._agreed(source, _verify_share(source.path))
         if not problem:
@@ -138,10 +152,10 @@ class Restorer:
                 _load_checkpoint(source.path, tensors)
         return problem
 
-    def _load_from_memory(self, source: Source) -> str:
-        assert self._snapshots is not None and source.mark is not None
+    def _load_shard(self, source: Source) -> str:
+        assert source.mark is not None
         try:
-            self._notes = tuple(self._snapshots.load(source.mark))
+            self._notes = tuple(self._tiers[source.tier].load(source.mark))
         except CheckpointError as error:
             return str(error)
         return ""

@@ -51,12 +51,14 @@ class RunDirectory:
         if owner:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock()
-        if record.exists():
-            problems = list(_changed(json.loads(record.read_text()), identity, self.path))
+        recorded = json.loads(record.read_text()) if record.exists() else None
+        if recorded is not None:
+            problems = list(_changed(recorded, identity, self.path))
             if problems:
                 raise ConfigError(problems)
-        elif owner:
-            write_json(record, {**identity, "run": uuid.uuid4().hex[:16]})
+        if owner:
+            recorded = recorded or {**identity, "run": uuid.uuid4().hex[:16]}
+            write_json(record, {**recorded, "local_directory": config.checkpoint.local.directory})
 
     def mark_done(self, step: int) -> None:
         write_json(self.done_file, {"step": step})
@@ -96,6 +98,12 @@ def read_run_id(path: Path) -> str:
     has left in memory is not taken for its state.
     """
     return str(json.loads((path / "run.json").read_text())["run"])
+
+
+def read_local_directory(path: Path) -> Path | None:
+    """Return where the run's nodes keep copies of their shards, None if they keep none."""
+    directory = json.loads((path / "run.json").read_text()).get("local_directory")
+    return Path(directory) if directory else None
 
 
 def default_run_directory(config: JobConfig) -> Path:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import math
 import mmap
 import os
 import shutil
@@ -32,6 +33,7 @@ from torch import Tensor
 from training import environment
 from training.errors import CheckpointError, RunError
 from training.layout import HEADER_BYTES, Layout, Piece, Place
+from training.page_locks import PageLocks
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +89,7 @@ class Slot:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._map = mmap.mmap(self._file, layout.size_bytes)
         self.buffer = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._pages_locked = False
+        self.page_locks = PageLocks(self.buffer, str(path))
 
     @classmethod
     def make(cls, path: Path, layout: Layout, descriptor: Descriptor) -> Self:
@@ -130,6 +132,10 @@ class Slot:
         self.buffer[_COMPLETE].zero_()
         self.buffer[_BEGIN].zero_()
 
+    def part(self, offset: int, size_bytes: int, dtype: torch.dtype) -> Tensor:
+        """Return a range of the slot's memory, flat."""
+        return self.buffer[offset : offset + size_bytes].view(dtype)
+
     def view(self, piece: Piece) -> Tensor:
         """Return the slot's memory of one tensor."""
         raw = self.buffer[piece.offset : piece.offset + piece.size_bytes]
@@ -138,6 +144,10 @@ class Slot:
     def fingerprints(self) -> Tensor:
         """Return the memory of the tensors' fingerprints, one int64 a piece."""
         return self.buffer[HEADER_BYTES : HEADER_BYTES + self.layout.fingerprints_bytes].view(torch.int64)
+
+    def raw(self) -> memoryview:
+        """Return all of the slot's memory."""
+        return memoryview(self._map)[: self.layout.size_bytes]
 
     def try_lock(self) -> bool:
         """Keep readers out; False where one has it pinned."""
@@ -162,25 +172,16 @@ class Slot:
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def lock_pages(self) -> None:
-        """Page-lock the memory for the GPU: copies run at 55 GB/s instead of 7."""
-        if self._pages_locked:
-            return
-        result = torch.cuda.cudart().cudaHostRegister(self.buffer.data_ptr(), self.buffer.nbytes, 0)
-        if int(result) != 0:
-            raise RunError(
-                f"{self.path}: cudaHostRegister failed with {int(result)}; raise the memlock limit"
-            )
-        self._pages_locked = True
+        """Page-lock what is not locked yet."""
+        self.page_locks.extend(seconds=math.inf)
 
-    @property
-    def pages_locked(self) -> bool:
-        return self._pages_locked
+    def touch(self) -> None:
+        """Have the kernel clear the memory now: allocated is not yet cleared, and a page lock would do it."""
+        self.buffer[HEADER_BYTES:].zero_()
 
     def close(self) -> None:
         """Unlock memory and file; the contents stay."""
-        if self._pages_locked:
-            torch.cuda.cudart().cudaHostUnregister(self.buffer.data_ptr())
-            self._pages_locked = False
+        self.page_locks.release()
         # closing would not do: the mapping keeps a duplicate of the file descriptor, and with it the lock
         self.unlock()
         os.close(self._file)

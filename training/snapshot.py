@@ -11,7 +11,9 @@ the newest or the second newest in common. A drain holds one slot more, hence fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +31,8 @@ from training.slots import EMPTY, Mark, Owner, Slot
 logger = logging.getLogger(__name__)
 
 _PROTECTED = 2
+# of a step, for locking pages: the host is ahead of the device by more than this
+_LOCK_SHARE = 0.25
 
 
 class Snapshots:
@@ -48,6 +52,8 @@ class Snapshots:
         self._held: Slot | None = None
         self._copier: Copier | None = None
         self._setup: Future[None] | None = None
+        self._set_up_at = math.inf
+        self._is_ready = False
         self.skipped = 0
 
     @property
@@ -71,6 +77,7 @@ class Snapshots:
             RunError: The missing slots would not fit into memory.
         """
         self._finish_copy(wait=True)
+        self._set_up_at = math.inf  # the time since then was no step
         local = _shards(tensors)
         layout = make_layout(local, place)
         if (run, layout) != (self._run, self._layout):
@@ -86,8 +93,11 @@ class Snapshots:
 
     def inventory(self) -> list[Mark]:
         """Return what this node holds of the rank's shard: whole snapshots of this run and layout."""
-        found = (slot.mark() for slot in self._reachable())
-        return [mark for mark in found if mark is not None]
+        marks = [slot.mark() for slot in self._slots]
+        for slot in self._copies():
+            marks.append(slot.mark())
+            slot.close()
+        return [mark for mark in marks if mark is not None]
 
     def load(self, mark: Mark) -> list[float]:
         """Copy a snapshot back into the state, and check every tensor where it then is.
@@ -98,14 +108,26 @@ class Snapshots:
         Raises:
             CheckpointError: No whole slot holds it, or a tensor is not what was once copied.
         """
-        assert self._copier is not None
-        slot = next((slot for slot in self._reachable() if slot.mark() == mark), None)
+        slot = next((slot for slot in self._slots if slot.mark() == mark), None) or self._open_copy(mark)
         if slot is None:
             raise CheckpointError(f"{self.directory}: the snapshot of step {mark.step} is gone")
-        slot.pin()
         try:
             if self._device.type == "cuda":
                 slot.lock_pages()
+            return self.read(slot)
+        finally:
+            if slot not in self._slots:
+                slot.close()
+
+    def read(self, slot: Slot) -> list[float]:
+        """Copy any slot of this layout into the state, and check every tensor where it then is.
+
+        Raises:
+            CheckpointError: A tensor is not what was once copied.
+        """
+        assert self._copier is not None
+        slot.pin()
+        try:
             changed, notes = self._copier.load(slot), slot.notes().tolist()
         finally:
             slot.unlock()
@@ -128,14 +150,20 @@ class Snapshots:
         return self._device.type != "cuda"
 
     def set_up(self) -> None:
-        """Make what is missing; on a GPU in a thread, since page locks take seconds."""
-        if self._setup is not None:
-            return
-        executor = ThreadPoolExecutor(1, "snapshot-setup")
-        self._setup = executor.submit(self._make_ready)
-        executor.shutdown(wait=False)
+        """Make what is missing; call it after every step, when the device has its work.
+
+        On a GPU memory is allocated in a thread, and pages are locked a few at each call.
+        """
+        if self._setup is None:
+            executor = ThreadPoolExecutor(1, "snapshot-setup")
+            self._setup = executor.submit(self._allocate)
+            executor.shutdown(wait=False)
+            self._set_up_at = math.inf
         if self._device.type != "cuda":
             self._setup.result()
+        elif self._setup.done() and not self._is_ready:
+            self._lock_pages(seconds=_LOCK_SHARE * (time.perf_counter() - self._set_up_at))
+        self._set_up_at = time.perf_counter()
 
     def ready(self) -> bool:
         """Say whether snapshots can be taken.
@@ -143,16 +171,18 @@ class Snapshots:
         Raises:
             RunError: Set-up has failed.
         """
-        if self._setup is None or not self._setup.done():
-            return False
-        self._setup.result()
-        return True
+        if self._setup is not None and self._setup.done():
+            self._setup.result()
+            self._is_ready = self._device.type != "cuda" or self._unlocked() is None
+        return self._is_ready
 
     def wait_ready(self) -> None:
         """Wait until snapshots can be taken."""
         self.set_up()
         assert self._setup is not None
         self._setup.result()
+        if not self.ready():
+            self._lock_pages(seconds=math.inf)
 
     def take(self, mark: Mark, notes: Tensor) -> bool:
         """Copy the state; on a GPU this only queues the copy.
@@ -192,15 +222,22 @@ class Snapshots:
         return max(whole, default=0)
 
     def hold(self, mark: Mark, notes: Tensor) -> Path | None:
-        """Keep a step's snapshot until `release`, taking it if need be; None if no slot is free."""
+        """Keep a step's snapshot until `release`, taking it if need be; None if no slot is free.
+
+        One is held at a time.
+        """
+        if self._held is not None:
+            return None
         slot = self._slot_of(mark)
         if slot is None:
             slot = self._slot_of(mark) if self.take(mark, notes) else None
         self._held = slot
         return slot.path if slot else None
 
-    def release(self) -> None:
-        self._held = None
+    def release(self, path: Path) -> None:
+        """Let go of the slot if it is the one that is held."""
+        if self._held is not None and self._held.path == path:
+            self._held = None
 
     def costs_seconds(self) -> list[float]:
         """Return, once, by how long each snapshot since the last call has held up training."""
@@ -230,31 +267,42 @@ class Snapshots:
                 self._events.emit("refused", source=str(path), tier="memory", reason=reason)
         self._contents = {slot: slot.mark() or EMPTY for slot in self._slots}
 
-    def _reachable(self) -> list[Slot]:
-        """Return the rank's own slots, and those of HSDP copies of its shard on this node."""
+    def _copies(self) -> Iterator[Slot]:
+        """Yield, opened, the slots of HSDP copies of the rank's shard on this node."""
         own = {slot.path for slot in self._slots}
         wanted = slots.describe(self._run, self.layout)
-        others = [
-            Slot(path, self.layout)
-            for path in slots.slots_of_shard(self._run, self._node, self.layout)
-            if path not in own and slots.fits(path, self.layout, wanted)
-        ]
-        return [*self._slots, *others]
+        for path in slots.slots_of_shard(self._run, self._node, self.layout):
+            if path not in own and slots.fits(path, self.layout, wanted):
+                yield Slot(path, self.layout)
 
-    def _make_ready(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
+    def _open_copy(self, mark: Mark) -> Slot | None:
+        for slot in self._copies():
+            if slot.mark() == mark:
+                return slot
+            slot.close()
+        return None
+
+    def _allocate(self) -> None:
         descriptor = slots.describe(self._run, self.layout)
         own = {slot.path for slot in self._slots}
         for path in (self._path(number) for number in range(self._count)):
             if path not in own:
                 slot = Slot.make(path, self.layout, descriptor)
                 slot.invalidate()
+                if self._device.type == "cuda":
+                    slot.touch()
                 self._slots.append(slot)
                 self._contents[slot] = EMPTY
-        if self._device.type == "cuda":
-            for slot in self._slots:
-                slot.lock_pages()
+
+    def _lock_pages(self, *, seconds: float) -> None:
+        deadline = time.perf_counter() + seconds
+        while (slot := self._unlocked()) is not None:
+            slot.page_locks.extend(seconds=deadline - time.perf_counter())
+            if time.perf_counter() >= deadline:
+                return
+
+    def _unlocked(self) -> Slot | None:
+        return next((slot for slot in self._slots if not slot.page_locks.are_complete), None)
 
     def _path(self, number: int) -> Path:
         return self.directory / f"{number}.slot"
@@ -280,7 +328,7 @@ class Snapshots:
     def _release(self) -> None:
         if self._setup is not None:
             self._setup.result()
-            self._setup = None
+            self._setup, self._is_ready = None, False
         self._copier = None
         for slot in self._slots:
             slot.close()

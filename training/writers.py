@@ -21,13 +21,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.tensor import DTensor
 
 from training import commit, drain
-from training.drain import Outcome, Save, ShardRequest
+from training.drain import Save, ShardPlan, ShardRequest
+from training.drain_worker import DrainWorker, Outcome
 from training.errors import CheckpointError, ConfigError
+from training.local_copies import LocalCopies
 from training.snapshot import Snapshots
 
 logger = logging.getLogger(__name__)
@@ -55,12 +55,20 @@ class Writer(Protocol):
 class HoldfastWriter:
     """Holds a snapshot on the training thread; all else is done by NVRx's persistent worker."""
 
-    def __init__(self, snapshots: Snapshots, *, node: str) -> None:
-        self._snapshots, self._node = snapshots, node
-        self._queue: Any = None
-        self._plan: SavePlan | None = None
-        self._metadata: Metadata | None = None
+    def __init__(self, snapshots: Snapshots, *, node: str, copies: LocalCopies | None = None) -> None:
+        """Begin.
+
+        Args:
+            snapshots: Where the state is taken from.
+            node: Name in events.
+            copies: Copies on the node's disk. Where there are some, a save begins with one and is written
+                from it, so that the slot in memory is free again in seconds.
+        """
+        self._snapshots, self._node, self._copies = snapshots, node, copies
+        self._worker = DrainWorker("checkpoint")
+        self._plan = b""
         self._request: ShardRequest | None = None
+        self._is_copying = False
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
         """Make the plan, and the worker, which a later attempt keeps."""
@@ -69,20 +77,18 @@ class HoldfastWriter:
         plans: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(plans, planner.create_local_plan())
         plans, metadata = planner.create_global_plan(plans)
-        self._plan = replace(
+        plan = replace(
             planner.finish_plan(plans[dist.get_rank()]),
             # the name that FileSystemWriter.prepare_global_plan gives to this rank's files
             storage_data=FileSystemWriter("").prepare_global_plan(plans)[dist.get_rank()].storage_data,
         )
-        self._metadata = metadata if dist.get_rank() == 0 else None
-        if self._queue is None:
-            self._start_worker()
+        shard_plan = ShardPlan(
+            layout=self._snapshots.layout, plan=plan, metadata=metadata if dist.get_rank() == 0 else None
+        )
+        self._plan = shard_plan.frozen()
+        self._worker.start()
 
     def begin(self, save: Save, tensors: Mapping[str, Tensor], notes: Tensor) -> bool:
-        assert self._plan is not None
-        if not self._worker_alive():
-            logger.warning("checkpoint worker died: started again (costs seconds of this save)")
-            self._restart_worker()
         self._snapshots.wait_ready()
         slot_path = self._snapshots.hold(save.mark, notes)
         if slot_path is None:
@@ -91,64 +97,52 @@ class HoldfastWriter:
             save=save,
             shard=dist.get_rank(),
             slot_path=slot_path,
-            layout=self._snapshots.layout,
+            outcome_path=self._snapshots.directory / "save.json",
             plan=self._plan,
-            metadata=self._metadata,
             node=self._node,
         )
-        self._schedule(drain.drain, self._request)
+        self._is_copying = self._copies is not None
+        if self._copies is not None:
+            self._copies.begin(save.mark, slot_path, deadline=save.deadline)
+        else:
+            self._worker.submit(drain.drain, self._request)
         return True
 
     def outcome(self) -> Outcome | None:
         assert self._request is not None
         # opens the slot to the worker once the copy on the GPU is done
         self._snapshots.open_to_readers()
-        self._queue.maybe_finalize_async_calls(blocking=False, no_dist=True)
-        request = self._request
-        if self._queue.get_num_unfinalized_calls() == 0:
-            step = request.save.step
-            found = drain.read_outcome(request.slot_path, step)
-            return self._ended(found or Outcome(step=step, failure="its worker left no outcome"))
-        # a dead worker never answers: NVRx would wait for ever (Megatron-LM#6970)
-        if not self._worker_alive():
-            return self._ended(Outcome(step=request.save.step, failure="its worker died"))
-        return None
-
-    def abandon(self) -> None:
-        if self._queue.get_num_unfinalized_calls():
-            self._restart_worker()
-        self._snapshots.release()
-
-    def close(self) -> None:
-        if self._queue is not None:
-            running = self._queue.get_num_unfinalized_calls() and self._worker_alive()
-            self._queue.close(abort=bool(running))
-            self._queue = None
-
-    def _ended(self, outcome: Outcome) -> Outcome:
-        self._snapshots.release()
+        if self._is_copying:
+            self._go_on_from_copy(self._request)
+            return None
+        outcome = self._worker.outcome(self._request.outcome_path, self._request.save.step)
+        if outcome is not None:
+            self._snapshots.release(self._request.slot_path)
         return outcome
 
-    def _start_worker(self) -> None:
-        from nvidia_resiliency_ext.checkpointing.async_ckpt.core import AsyncCallsQueue
+    def abandon(self) -> None:
+        if self._is_copying and self._copies is not None:
+            self._copies.abandon()
+        self._is_copying = False
+        self._worker.abandon()
+        if self._request is not None:
+            self._snapshots.release(self._request.slot_path)
 
-        # cpu_shm_mode: the worker opens no CUDA context, it reads the slot in host memory
-        self._queue = AsyncCallsQueue(persistent=True, cpu_shm_mode=True, sigterm_timeout=5.0)
-        self._schedule(drain.die_with_parent)
+    def close(self) -> None:
+        self._worker.close()
 
-    def _restart_worker(self) -> None:
-        self._queue.close(abort=True)
-        self._queue.async_calls.clear()
-        self._start_worker()
-
-    def _worker_alive(self) -> bool:
-        caller = self._queue.persistent_caller
-        return caller is not None and caller.process is not None and caller.process.is_alive()
-
-    def _schedule(self, function: Any, *arguments: Any) -> None:
-        from nvidia_resiliency_ext.checkpointing.async_ckpt.core import AsyncRequest
-
-        self._queue.schedule_async_request(AsyncRequest(function, arguments, []))
+    def _go_on_from_copy(self, request: ShardRequest) -> None:
+        """Once the node's disk has the state, write it from there; else from the slot that is still held."""
+        assert self._copies is not None
+        copied = self._copies.outcome()
+        if copied is None:
+            return
+        self._is_copying = False
+        if not copied.failure:
+            self._snapshots.release(request.slot_path)
+            request = replace(request, slot_path=self._copies.image_path(request.save.mark))
+        self._request = request
+        self._worker.submit(drain.drain, request)
 
 
 class DcpSyncWriter:

@@ -60,22 +60,24 @@ def snapshots(loop: Loop, root: Path, report: Report, *, steps: int) -> None:
     row, _ = _begin("snapshot_every_step", loop, steps)
     method = Holdfast(loop, root)
     row |= _parts(method.tier, loop)
-    plain, taken, drained = [], [], []
+    report(row)
+    plain, taken = [], []
     # interleaved: a GPU's clock drifts with its temperature
     for _ in range(3):
         plain.append(_steps(method, loop, steps, every=0))
         taken.append(_steps(method, loop, steps, every=1))
-        method.save(root / "unused")
-        drained.append(_steps(method, loop, steps, every=1))
-        method.wait()
-        undisturbed = statistics.median(plain)
-        row |= {
-            "step_ms": undisturbed / steps * 1e3,
-            "snapshot_percent": 100 * (statistics.median(taken) / undisturbed - 1),
-            "snapshot_and_drain_percent": 100 * (statistics.median(drained) / undisturbed - 1),
-            "skipped": method.tier.snapshots.skipped,
-        }
-        report(row)
+    undisturbed = statistics.median(plain)
+    row |= {
+        "step_ms": undisturbed / steps * 1e3,
+        "snapshot_percent": 100 * (statistics.median(taken) / undisturbed - 1),
+        "skipped": method.tier.snapshots.skipped,
+    }
+    report(row)
+    method.save(root / "unused")
+    drained = _steps(method, loop, steps, every=1)
+    row["snapshot_and_drain_percent"] = 100 * (drained / undisturbed - 1)
+    row["skipped"] = method.tier.snapshots.skipped
+    report(row)
     method.close()
 
 
@@ -89,7 +91,7 @@ def restore(loop: Loop, root: Path, report: Report, *, steps: int) -> None:
         loop.step(tier.snapshots.before_optimizer_step)
         tier.snapshots.take(tier.mark(), tier.notes)
     mark = tier.mark()
-    loop.wait()
+    _synchronize(loop)
     tier.snapshots.close(sweep=False)
     row["device_mb"] = (_device_bytes(loop) - used_bytes) / 1e6
     row["host_bytes_per_slot_and_shard"] = _host_bytes(tier) / (SLOTS * loop.state_bytes)
@@ -188,16 +190,15 @@ def _set_up_beside_training(snapshots: Snapshots, loop: Loop, undisturbed: float
     """Set up while training goes on; return how long it took and what it cost the steps."""
     times: list[float] = []
     start = time.perf_counter()
-    snapshots.set_up()
-    call = time.perf_counter() - start
-    while not snapshots.ready() or not times:
+    while not snapshots.ready():
         began = time.perf_counter()
         loop.step(snapshots.before_optimizer_step)
+        snapshots.set_up()
         loop.wait()
         times.append(time.perf_counter() - began)
     return {
-        "call_ms": call * 1e3,
         "seconds": time.perf_counter() - start,
+        "steps": len(times),
         "slowest_step_ms": max(times) * 1e3,
         "cost_ms": (sum(times) - len(times) * undisturbed) * 1e3,
     }

@@ -21,6 +21,8 @@ from training.writers import HoldfastWriter
 
 _DEADLINE_SECONDS = 900.0
 SLOTS = 4
+# id of the run that the slots belong to, in a shared-memory directory of this benchmark alone
+RUN = "bench"
 
 
 class Method:
@@ -49,30 +51,33 @@ class Tier:
     """A rank's snapshots, as the trainer holds them."""
 
     def __init__(self, loop: Loop, root: Path) -> None:
-        self.loop = loop
-        self.run_dir = root / f"holdfast-{time.monotonic_ns()}"
+        self.loop, self.run_dir = loop, root / "run"
         self.run_dir.mkdir()
-        lineage.write_ancestry(self.run_dir, Ancestry().branch(parent=0, step=0))
-        live = lineage.read_ancestry(self.run_dir).live
-        assert live is not None
-        self._lineage = live.id
+        self._ancestry = Ancestry().branch(parent=0, step=0)
+        lineage.write_ancestry(self.run_dir, self._ancestry)
         self._events = EventLog(self.run_dir, role="rank", node="bench", rank=0)
         self.notes = torch.zeros(NOTES, dtype=torch.float64, device=loop.device)
         self.snapshots = self.make()
 
     def make(self) -> Snapshots:
-        """Return the snapshots that a new process would begin with."""
+        """Return the snapshots that a new process would begin with.
+
+        All rows share the slots' memory: on a machine that grows its memory as it is used, new memory takes
+        far longer to set up than memory that was used before.
+        """
         snapshots = Snapshots(
             count=SLOTS, ranks_per_node=1, device=self.loop.device, events=self._events, node="bench"
         )
-        snapshots.prepare(self.run_dir.name, self.loop.state.tensors(), place_in(self.loop.mesh))
+        snapshots.prepare(RUN, self.loop.state.tensors(), place_in(self.loop.mesh))
+        snapshots.forget_dead(self._ancestry)
         return snapshots
 
     def mark(self) -> Mark:
-        return Mark(lineage=self._lineage, step=self.loop.state.step, position=self.loop.state.step)
+        assert self._ancestry.live is not None
+        return Mark(lineage=self._ancestry.live.id, step=self.loop.state.step, position=self.loop.state.step)
 
     def close(self) -> None:
-        self.snapshots.close(sweep=True)
+        self.snapshots.close(sweep=False)
         self._events.close()
 
 

@@ -62,16 +62,25 @@ def test_sigkill_of_everything_during_a_save(
     assert step_losses(tmp_path)[6] == step_losses(undisturbed)[6]
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def worker_pids(ranks: Ranks, rank: int = 0) -> list[int]:
+    """Return a rank's checkpoint workers: children of its fork server."""
+    pid = ranks.processes[rank].pid
+    assert pid is not None
+    return [worker for server in children(pid) for worker in children(server)]
+
+
 def test_workers_die_with_their_rank(data: Path, tmp_path: Path) -> None:
     ranks = Ranks(1, train_rank, async_recipe(data, ranks=1, steps=100_000), tmp_path)
     wait_for(tmp_path / "checkpoints", "step-*")
-    pid = ranks.processes[0].pid
-    assert pid is not None
-    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    assert children
+    workers = worker_pids(ranks)
+    assert workers
     ranks.kill()
     deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{child}").exists() for child in children):
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
         assert time.monotonic() < deadline, "an orphaned worker is still there"
         time.sleep(0.05)
 
@@ -128,11 +137,8 @@ def checkpoint_events(run_dir: Path, status: str) -> list[dict[str, Any]]:
 def kill_worker_once(run_dir: Path, ranks: Ranks) -> None:
     """SIGKILL rank 0's checkpoint worker after its first commit."""
     wait_for(run_dir / "checkpoints", "step-00000002")
-    pid = ranks.processes[0].pid
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        command = Path(f"/proc/{child}/cmdline").read_text()
-        if "spawn_main" in command:
-            os.kill(int(child), signal.SIGKILL)
+    for worker in worker_pids(ranks):
+        os.kill(worker, signal.SIGKILL)
 
 
 def test_a_dead_worker_is_replaced_and_training_goes_on(data: Path, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ class Slots(RuleBasedStateMachine):
         assert slot.view(slot.layout.pieces[0]).tolist() == [step] * WORDS
         slot.close()
         del self.drains[rank]
-        self.ranks[rank].release()
+        self.ranks[rank].release(slot.path)
 
     @rule()
     def kill_all(self) -> None:
@@ -174,7 +174,7 @@ class Slots(RuleBasedStateMachine):
             for slot in ring._slots:
                 slot.close()
         self.start_ranks(0)
-        sources = inventory.memory_sources([ring.inventory() for ring in self.ranks], self.ancestry)
+        sources = inventory.shard_sources([ring.inventory() for ring in self.ranks], self.ancestry)
         newest = inventory.newest_first(sources)
         restored = newest[0].step if newest else 0
         if reached > self.base + 1:
@@ -197,7 +197,7 @@ class Slots(RuleBasedStateMachine):
     @invariant()
     def whole_slots_hold_what_their_mark_says(self) -> None:
         for ring in self.ranks:
-            for slot in ring._reachable():
+            for slot in ring._slots:
                 mark = slot.mark()
                 if mark is not None and slot is not ring._writing:
                     assert slot.view(slot.layout.pieces[0]).tolist() == [mark.step] * WORDS

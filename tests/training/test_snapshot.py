@@ -127,7 +127,7 @@ def test_a_held_snapshot_stays_and_the_others_roll(tmp_path: Path) -> None:
     assert path is not None
     take(snapshots, tensors, *range(3, 9))
     assert steps_in(snapshots) == [2, 6, 7, 8]
-    snapshots.release()
+    snapshots.release(path)
     take(snapshots, tensors, 9, 10)
     assert steps_in(snapshots) == [7, 8, 9, 10]
 
