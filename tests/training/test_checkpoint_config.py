@@ -25,5 +25,5 @@ def test_wrong_local_settings_are_named(tmp_path: Path, fields: dict[str, Any], 
 
 
 def test_local_copies_need_snapshots(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match='needs checkpoint.writer = "holdfast"'):
+    with pytest.raises(ConfigError, match=r'needs checkpoint.writer = "holdfast"'):
         tiny_recipe(tmp_path, checkpoint={"writer": "dcp_sync", "local": {"directory": "/local"}})
