@@ -45,6 +45,8 @@ class Report:
 
     run: str
     job: str = ""
+    component: str = trainer.COMPONENT
+    """What the Job does: trainer, prepare or export."""
     state: str = ""
     failure: str = ""
     pods: list[PodStatus] = field(default_factory=list)
@@ -93,6 +95,7 @@ def cluster_report(kubectl: Kubectl, name: str) -> Report:
     return Report(
         run=metadata["labels"][RUN_LABEL],
         job=metadata["name"],
+        component=jobs.component_of(job),
         state=jobs.state_of(job),
         failure=jobs.failure_of(job),
         pods=sorted((_pod_status(pod, training, ready) for pod in pods), key=lambda p: (p.index, p.created)),

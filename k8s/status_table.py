@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
+from k8s import trainer
 from k8s.progress import RunStatus
 from k8s.report import PodStatus, Report
 from k8s.text_table import duration, table
@@ -24,10 +25,11 @@ def render_status(report: Report, *, now: float) -> str:
         lines.append(f"failed: {report.failure}")
     if report.training is not None:
         lines.extend(_training(report.training, now=now))
-    else:
+    elif report.component == trainer.COMPONENT:
         lines.append("no event yet: ranks have not reached training")
     if report.pods:
-        lines.extend(["", _nodes(report.pods), *table(_HEADINGS, [_row(pod) for pod in report.pods])])
+        roles = [_nodes(report.pods)] if report.component == trainer.COMPONENT else []
+        lines.extend(["", *roles, *table(_HEADINGS, [_row(pod) for pod in report.pods])])
     return "\n".join(lines)
 
 

@@ -239,6 +239,7 @@ def test_data_preparation_is_a_job_of_its_own(submitted: RunInCluster, files: tu
     name, namespace = job_name(run, "prepare"), submitted.kubectl.namespace
     done = k8s("status", name, "--namespace", namespace)
     assert f"Job {name}:" in done.stdout
+    assert "training" not in done.stdout, "it has neither ranks nor spares"
     assert k8s("delete", name, "--namespace", namespace).returncode == 0
     assert submitted.kubectl.get("job", name) is None
     assert submitted.kubectl.get("job", submitted.name) is not None
