@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/$(BIN):$(CURDIR)/node_modules/.bin:$(PATH)
 export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: demo test check format synth render image cluster-manifests test-deploy test-cluster test-gpu \
+.PHONY: demo test check format synth render image cluster-manifests test-deploy test-cluster test-faults soak test-gpu \
 	setup setup-infra clean help
 
 help: ## show this list
@@ -17,7 +17,8 @@ demo: setup ## synth, render, real text, and a rehearsal with faults; ends in a 
 	python tools/demo.py
 
 test: setup ## unit and multi-process tests
-	python -m pytest tests --ignore tests/deploy --ignore tests/cluster --ignore tests/gpu --durations 15
+	python -m pytest tests --ignore tests/deploy --ignore tests/cluster --ignore tests/gpu \
+		--ignore tests/faults --durations 15
 
 check: setup ## formatting, lint, types
 	ruff format --check .
@@ -40,6 +41,15 @@ test-deploy: setup ## the real CDK CLI deploys, changes, and destroys against a 
 
 test-cluster: setup ## a real Kubernetes control plane (KUBERNETES_SERVER_BIN)
 	python -m pytest tests/cluster
+
+test-faults: setup ## every kind of fault at every point, each run judged bit for bit against an undisturbed one
+	python -m pytest tests/faults --durations 0
+
+SEED ?= 1
+FAULTS ?= 200
+soak: setup ## FAULTS random faults by SEED, five to a run
+	python -m training prepare training/recipes/soak_cpu.toml
+	python tools/soak.py --seed $(SEED) --faults $(FAULTS)
 
 image: setup-infra ## both container images, where there is a Docker engine
 	docker build --target trainer --tag holdfast-trainer:$$(python -m stacks.image_sources) --file training/Dockerfile .

@@ -1,6 +1,7 @@
 """`training rehearse`: a whole run with planned faults on this machine, and the verdict over it.
 
     python -m training rehearse training/recipes/rehearsal_cpu.toml
+    python -m training rehearse RECIPE --random-faults 12 --seed 7
 
 Runs the recipe twice, with its faults and without, and compares every loss and the final checkpoint.
 Exits 0 only if every fault hit and left no trace.
@@ -19,10 +20,12 @@ from pathlib import Path
 from training.config import JobConfig, load_recipe
 from training.errors import EXIT_DONE, EXIT_RETRY, EXIT_STOPPED, ConfigError, RunError
 from training.events import read_events
+from training.fault_plans import random_plan
 from training.goodput import ledger
 from training.processes import adopt_orphans
 from training.rehearsal.isolation import Isolation, isolation
 from training.rehearsal.page import write_page
+from training.rehearsal.plan_file import write_recipe
 from training.rehearsal.progress import Progress
 from training.rehearsal.reference import Reference
 from training.rehearsal.report import report_lines
@@ -42,6 +45,10 @@ def main(argv: list[str]) -> int:
         metavar="DIR",
         help="undisturbed run of the same shape to compare with; made there if there is none",
     )
+    parser.add_argument(
+        "--random-faults", type=int, metavar="N", help="N random faults in place of the recipe's"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random faults; default: %(default)s")
     arguments = parser.parse_args(argv)
     config = load_recipe(arguments.recipe)
     started = time.strftime("%Y%m%d-%H%M%S")
@@ -49,9 +56,13 @@ def main(argv: list[str]) -> int:
     if run_dir.exists() and any(run_dir.iterdir()):
         fix = "give an empty --run-dir, or none for a new one"
         raise ConfigError.of("--run-dir", str(run_dir), "is not empty", fix)
+    recipe = arguments.recipe
+    if arguments.random_faults is not None:
+        plan = random_plan(config, seed=arguments.seed, count=arguments.random_faults)
+        recipe, config = write_recipe(recipe, plan, run_dir)
     # With --json the standard output belongs to the program that reads it
     progress = Progress(config, file=sys.stderr if arguments.json else sys.stdout)
-    rehearsal = Rehearsal(config=config, recipe=arguments.recipe, run_dir=run_dir, progress=progress)
+    rehearsal = Rehearsal(config=config, recipe=recipe, run_dir=run_dir, progress=progress)
     verdict = rehearsal.run(arguments.undisturbed or run_dir / "undisturbed")
     page = write_page(run_dir, config, verdict)
     if arguments.json:

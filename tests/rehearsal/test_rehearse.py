@@ -149,3 +149,13 @@ def test_interrupted_rehearsal_leaves_nothing_behind(
     process.communicate()
     assert process.returncode in (130, 143)
     assert processes_of(tmp_path / "run") == []
+
+
+def test_too_many_random_faults_name_the_length_of_the_run(tmp_path: Path, data: Path) -> None:
+    """GIVEN more random faults than the run has room for THEN the recipe's length is named."""
+    recipe = write_recipe(tmp_path, data)
+    process = start(recipe, tmp_path / "run", "--random-faults", "50", "--seed", "3")
+    _, errors = process.communicate()
+    assert process.returncode == 64
+    assert "training.steps=12: is too short for 50 faults" in errors
+    assert "Traceback" not in errors

@@ -1,0 +1,108 @@
+"""Rehearse random faults until a number of them has hit; every failure is named with its seed.
+
+    make soak SEED=1 FAULTS=200
+
+Each run takes the next seed, so that one failure can be had again:
+
+    python -m training rehearse RECIPE --random-faults N --seed S
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RECIPE = Path(__file__).parents[1] / "training" / "recipes" / "soak_cpu.toml"
+FAULTS_PER_RUN = 5
+_RUN_SECONDS = 900
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a run with random faults came to."""
+
+    seed: int
+    planned: int
+    recovered: int
+    passed: bool
+    seconds: float
+    why: str
+    """What was wrong; empty where nothing was."""
+
+
+def main() -> int:
+    """Run the soak; return 1 if a run failed."""
+    parser = argparse.ArgumentParser(prog="soak", description=__doc__.split("\n")[0])
+    parser.add_argument("--recipe", type=Path, default=RECIPE)
+    parser.add_argument("--seed", type=int, default=1, help="of the first run; default: %(default)s")
+    parser.add_argument("--faults", type=int, default=200, help="in all; default: %(default)s")
+    parser.add_argument("--run-dir", type=Path, help="default: runs/soak-TIME")
+    arguments = parser.parse_args()
+    root = arguments.run_dir or Path("runs") / time.strftime("soak-%Y%m%d-%H%M%S")
+    outcomes: list[Outcome] = []
+    left = arguments.faults
+    while left > 0:
+        count = min(left, FAULTS_PER_RUN)
+        outcome = run(arguments.recipe, root, seed=arguments.seed + len(outcomes), count=count)
+        outcomes.append(outcome)
+        left -= count
+        state = "passed" if outcome.passed else f"FAILED: {outcome.why}"
+        print(  # noqa: T201
+            f"seed {outcome.seed}: {outcome.recovered}/{outcome.planned} in {outcome.seconds:.0f} s  {state}",
+            flush=True,
+        )
+    return report(outcomes, root)
+
+
+def run(recipe: Path, root: Path, *, seed: int, count: int) -> Outcome:
+    """Rehearse one random plan."""
+    command = [sys.executable, "-m", "training", "rehearse", str(recipe), "--json"]
+    options = ["--random-faults", str(count), "--seed", str(seed)]
+    places = ["--run-dir", str(root / f"seed-{seed}"), "--undisturbed", str(root / "undisturbed")]
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            [*command, *options, *places], capture_output=True, text=True, timeout=_RUN_SECONDS
+        )
+        verdict = json.loads(done.stdout) if done.stdout else None
+        why = "" if verdict else done.stderr.strip().rpartition("\n")[2]
+    except subprocess.TimeoutExpired:
+        verdict, why = None, f"not done after {_RUN_SECONDS} s"
+    return Outcome(
+        seed=seed,
+        planned=count,
+        recovered=verdict["recovered"] if verdict else 0,
+        passed=bool(verdict and verdict["passed"]),
+        seconds=time.monotonic() - started,
+        why=why or _problem(verdict),
+    )
+
+
+def report(outcomes: list[Outcome], root: Path) -> int:
+    """Print the sum; return 1 if a run failed."""
+    failed = [outcome for outcome in outcomes if not outcome.passed]
+    planned = sum(outcome.planned for outcome in outcomes)
+    recovered = sum(outcome.recovered for outcome in outcomes)
+    print(f"SOAK recovered={recovered}/{planned} runs={len(outcomes)} failed={len(failed)} in {root}")  # noqa: T201
+    return 1 if failed else 0
+
+
+def _problem(verdict: dict[str, Any] | None) -> str:
+    if verdict is None or verdict["passed"]:
+        return ""
+    missing = [
+        f"{fault['kind']} in rank {fault['rank']} at step {fault['step']}, {fault['point']}"
+        for fault in verdict["faults"]
+        if not fault["recovered"]
+    ]
+    return "; ".join([verdict["verdict"], *missing])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
