@@ -28,7 +28,6 @@ from training.errors import EXIT_RETRY, ConfigError, HoldfastError, RunError
 from training.events import EventLog
 from training.failures import Breaker
 from training.process_group import (
-    STORE_TIMEOUT_SECONDS,
     close_group,
     connect_store,
     generation,
@@ -213,11 +212,13 @@ class _Guarded:
 def _wrapped(recovery: RecoveryConfig, *, device: torch.device) -> Iterator[Any]:
     """Yield NVRx's CallWrapper on the control store."""
     inprocess = _import_inprocess()
+    from training.wrapper_store import ControlStore
+
     # While the third value lives, so does the store that this rank may have to host
     host, port, _hosted = _wrapper_endpoint()
     with _without_gpu_checks(device):
         wrapper = inprocess.Wrapper(
-            store_factory=_store_class(),
+            store_factory=ControlStore,
             store_kwargs={"host": host, "port": port, "prefix": f"{generation()}/wrapper"},
             initialize=inprocess.initialize.RetryController(min_world_size=rank_and_world()[1]),
             abort=inprocess.abort.AbortTorchDistributed(),
@@ -265,20 +266,6 @@ def _restart_abort() -> type[BaseException]:
     from nvidia_resiliency_ext.inprocess.exception import RestartAbort
 
     return RestartAbort  # type: ignore[no-any-return]
-
-
-def _store_class() -> type:
-    from nvidia_resiliency_ext.inprocess.store import StoreMixin
-
-    class ControlStore(PrefixStore, StoreMixin):  # type: ignore[misc]
-        """Client of the control store; no rank hosts it, so no rank is critical."""
-
-        def __init__(self, host: str, port: int, prefix: str) -> None:
-            timeout = _seconds(STORE_TIMEOUT_SECONDS)
-            self.client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-            super().__init__(prefix, self.client)
-
-    return ControlStore
 
 
 def _wrapper_endpoint() -> tuple[str, int, TCPStore | None]:

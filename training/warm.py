@@ -19,6 +19,7 @@ MODULES = (
     "torch.distributed.fsdp",
     "training.nvrx_changes",
     "training.worker",
+    "training.wrapper_store",
     "training.writer_server",
 )
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
+from tests.training.stores import StoreProcess, until
 from training import control_watch, nvrx_rendezvous
 from training.control_watch import STORE_ID_KEY
 from training.environment import free_port
@@ -71,84 +72,50 @@ def agent_in(state: WorkerState) -> Any:
     )
 
 
-def wait_for(condition: Any, *, seconds: float = 30) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def event_names(run_dir: Path) -> list[str]:
     return [event["event"] for event in read_events(run_dir)]
 
 
-class LostStore:
+@pytest.fixture
+def lost() -> Iterator[StoreProcess]:
     """1: a control store that is lost while ranks train."""
-
-    def __init__(self) -> None:
-        self.server = subprocess.Popen(
-            [sys.executable, "-c", STORE_SERVER], stdout=subprocess.PIPE, text=True
-        )
-        assert self.server.stdout is not None
-        self.port = int(self.server.stdout.readline())
-        self.client = TCPStore("127.0.0.1", self.port, is_master=False, wait_for_workers=False)
-        self.client.set(STORE_ID_KEY, "store-1")
-
-    def lose(self) -> None:
-        self.server.kill()
-        self.server.wait()
-        assert self.server.stdout is not None
-        self.server.stdout.close()
+    with StoreProcess() as store:
+        store.client().set(STORE_ID_KEY, "store-1")
+        yield store
 
 
-STORE_SERVER = """
-import time
-from torch._C._distributed_c10d import TCPStore
-store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
-time.sleep(600)
-"""
-
-
-def test_lost_control_store_stops_healthy_workers_in_nvrx() -> None:
-    lost = LostStore()
-    handler = make_handler(lost.client, barrier.FtRendezvousBarrierHandler)
-    lost.lose()
+def test_lost_control_store_stops_healthy_workers_in_nvrx(lost: StoreProcess) -> None:
+    handler = make_handler(lost.client(), barrier.FtRendezvousBarrierHandler)
+    lost.kill()
     with pytest.raises(RuntimeError):
         handler.is_next_round_open()
 
 
-def test_training_goes_on_without_the_control_store(node: Path) -> None:
-    lost = LostStore()
-    handler = at_work(lost.client)
-    lost.lose()
-    assert wait_for(lambda: handler.is_next_round_open() or event_names(node) == ["control_lost"])
+def test_training_goes_on_without_the_control_store(node: Path, lost: StoreProcess) -> None:
+    handler = at_work(lost.client())
+    lost.kill()
+    assert until(lambda: handler.is_next_round_open() or event_names(node) == ["control_lost"])
     assert [handler.is_next_round_open() for _ in range(3)] == [False, False, False]
     assert event_names(node) == ["control_lost"]
 
 
 def test_launcher_never_waits_for_a_store_that_is_stopped(
-    node: Path, monkeypatch: pytest.MonkeyPatch
+    node: Path, lost: StoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GIVEN a control store that is stopped THEN the launcher sees it, and hears it when it goes on."""
     monkeypatch.setattr(control_watch, "ANSWER_SECONDS", 0.5)
-    lost = LostStore()
-    handler = at_work(lost.client)
+    handler = at_work(lost.client())
     assert not handler.is_next_round_open()
-    lost.server.send_signal(signal.SIGSTOP)
-    assert wait_for(lambda: handler.is_next_round_open() or event_names(node) == ["control_lost"])
-    lost.server.send_signal(signal.SIGCONT)
-    lost.client.set(ROUND_1, "0")
-    assert wait_for(handler.is_next_round_open)
+    lost.send_signal(signal.SIGSTOP)
+    assert until(lambda: handler.is_next_round_open() or event_names(node) == ["control_lost"])
+    lost.send_signal(signal.SIGCONT)
+    lost.client().set(ROUND_1, "0")
+    assert until(handler.is_next_round_open)
     assert event_names(node) == ["control_lost", "control_answers"]
-    lost.lose()
 
 
-def test_store_that_stops_in_a_rendezvous_ends_the_launcher() -> None:
+def test_store_that_stops_in_a_rendezvous_ends_the_launcher(lost: StoreProcess) -> None:
     """GIVEN a call to a stopped store, which no Python could end THEN the kernel ends the process."""
-    lost = LostStore()
     script = f"""
 from torch._C._distributed_c10d import TCPStore
 from training import nvrx_rendezvous
@@ -164,10 +131,9 @@ with nvrx_rendezvous._bounded_store_calls():
     client = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert client.stdout is not None
     assert client.stdout.readline() == "waits\n"
-    lost.server.send_signal(signal.SIGSTOP)
+    lost.send_signal(signal.SIGSTOP)
     assert client.wait(60) == -signal.SIGALRM
     client.stdout.close()
-    lost.lose()
 
 
 class Link:
@@ -213,10 +179,10 @@ def test_launcher_goes_on_with_a_control_store_that_only_was_cut_off(node: Path)
     handler = at_work(TCPStore("127.0.0.1", link.port, is_master=False, wait_for_workers=False))
     assert not handler.is_next_round_open()
     link.cut()
-    assert wait_for(lambda: handler.is_next_round_open() or event_names(node) == ["control_lost"])
+    assert until(lambda: handler.is_next_round_open() or event_names(node) == ["control_lost"])
     link.mend()
     store.set(ROUND_1, "0")
-    assert wait_for(handler.is_next_round_open)
+    assert until(handler.is_next_round_open)
     assert event_names(node) == ["control_lost", "control_answers"]
     assert handler._store.check([ROUND_1])
     handler._watch.close()
@@ -224,15 +190,13 @@ def test_launcher_goes_on_with_a_control_store_that_only_was_cut_off(node: Path)
 
 
 @pytest.mark.usefixtures("node")
-def test_launcher_gives_way_to_a_new_control_store() -> None:
-    lost = LostStore()
-    handler = at_work(lost.client)
-    lost.lose()
-    back = TCPStore("127.0.0.1", lost.port, is_master=True, wait_for_workers=False)
-    back.set(STORE_ID_KEY, "store-2")
-    with pytest.raises(ControlReturned):
-        wait_for(handler.is_next_round_open)
-    del back
+def test_launcher_gives_way_to_a_new_control_store(lost: StoreProcess) -> None:
+    handler = at_work(lost.client())
+    lost.kill()
+    with StoreProcess(port=lost.port) as back:
+        back.client().set(STORE_ID_KEY, "store-2")
+        with pytest.raises(ControlReturned):
+            until(handler.is_next_round_open)
 
 
 def test_failed_launcher_closes_the_rendezvous_in_nvrx() -> None:
@@ -307,7 +271,7 @@ def test_round_of_a_silent_node_is_opened(
     beating = threading.Thread(target=beat_until, args=(stop, store, 0))
     beating.start()
     thread, _ = host(store, kind, stop)
-    assert wait_for(lambda: store.check([ROUND_1]), seconds=30 if opened else 3) == opened
+    assert until(lambda: store.check([ROUND_1]), seconds=30 if opened else 3) == opened
     stop.set()
     thread.join(30)
     beating.join(30)
@@ -319,10 +283,10 @@ def test_nodes_that_are_all_silent_get_more_time(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(nvrx_rendezvous, "ALL_LOST_SECONDS", 600.0)
     store, stop = make_store(), threading.Event()
     thread, state = host(store, ControlState, stop)
-    assert wait_for(lambda: state._hearing.silence_seconds(1) > 0.1)
+    assert until(lambda: state._hearing.silence_seconds(1) > 0.1)
     assert not store.check([ROUND_1])
     monkeypatch.setattr(nvrx_rendezvous, "ALL_LOST_SECONDS", 0.2)
-    assert wait_for(lambda: store.check([ROUND_1]))
+    assert until(lambda: store.check([ROUND_1]))
     stop.set()
     thread.join(30)
 
@@ -336,10 +300,10 @@ def test_node_with_heartbeats_or_at_its_end_is_not_silent(monkeypatch: pytest.Mo
     thread, state = host(store, ControlState, stop)
     working = at_work(TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False))
     working._barrier_state._round = 0
-    assert not wait_for(working.is_next_round_open, seconds=3)
+    assert not until(working.is_next_round_open, seconds=3)
     working.finish()
     working._watch.close()
-    assert wait_for(lambda: state._hearing.silence_seconds(0) > 2)
+    assert until(lambda: state._hearing.silence_seconds(0) > 2)
     assert not store.check([ROUND_1])
     stop.set()
     thread.join(30)
@@ -409,7 +373,7 @@ def test_survivors_are_awaited_no_longer_than_the_last_call(monkeypatch: pytest.
     state = ControlState(make_store(), "run", is_store_host=True)
     state._ranks = {1: 1, 2: 0}
     assert not state._can_meet_segment_constraint(join(state, 0, 1), 2)
-    assert wait_for(lambda: state._can_meet_segment_constraint(join(state, 0, 1), 2))
+    assert until(lambda: state._can_meet_segment_constraint(join(state, 0, 1), 2))
     assigned = state._assign_group_ranks(join(state, 0, 1), 2)
     assert [assigned[NODES[node]] for node in (0, 1)] == [0, 1]
 

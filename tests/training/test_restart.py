@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from tests.ranks import Ranks, run_ranks
 from tests.tiny import tiny_recipe
+from tests.training import stores
 from training import environment
 from training.errors import ConfigError, RunError
 from training.events import EventLog, read_events
@@ -25,8 +26,6 @@ RECOVERY = {
     "layers": "in_process",
     "group_timeout_seconds": 2.0,
     "soft_timeout_seconds": 5.0,
-    "hard_timeout_seconds": 10.0,
-    "barrier_timeout_seconds": 30.0,
 }
 
 
@@ -49,11 +48,14 @@ class Rank:
         steps: int = 6,
         layers: str = "in_process",
         maximum_same_step_failures: int = 3,
+        hard_timeout_seconds: float = 10.0,
     ) -> None:
         os.environ[environment.CONTROL] = f"127.0.0.1:{port}"
         self.rank, self.fault, self.steps = int(os.environ["RANK"]), fault, steps
         recovery = {
             **RECOVERY,
+            "hard_timeout_seconds": hard_timeout_seconds,
+            "barrier_timeout_seconds": 3 * hard_timeout_seconds,
             "layers": layers,
             "maximum_same_step_failures": maximum_same_step_failures,
         }
@@ -92,6 +94,37 @@ def test_all_ranks_enter_again_in_the_same_process(tmp_path: Path, port: int) ->
     assert [(e["rank"], e["message"]) for e in raised] == [(1, "in iteration 0"), (1, "in iteration 1")]
     entered = [(e["rank"], e["iteration"]) for e in read_events(tmp_path) if e["event"] == "reentry"]
     assert sorted(entered) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+
+
+def lose_the_store_and_raise(rank: int, iteration: int, step: int) -> None:
+    if iteration:
+        return
+    if (rank, step) == (0, 2):
+        os.kill(int(os.environ["STORE_PID"]), signal.SIGKILL)
+        endpoint = environment.parse_endpoint(os.environ[environment.CONTROL])
+        assert stores.until(lambda: not stores.listens(endpoint))
+    if (rank, step) == (1, 5):
+        raise ValueError("while the store is lost")
+
+
+def outlive_the_store(run_dir: Path, port: int, pid: int) -> list[int]:
+    os.environ["STORE_PID"] = str(pid)
+    return Rank(run_dir, port, lose_the_store_and_raise, steps=8, hard_timeout_seconds=90.0).run()
+
+
+def test_exception_while_the_store_is_lost_is_handled_when_it_is_back(tmp_path: Path) -> None:
+    """GIVEN a store killed in step 2 THEN steps go on, and an exception waits for a store, a new one."""
+    with stores.StoreProcess() as store:
+        ranks = Ranks(2, outlive_the_store, tmp_path, store.port, store.pid)
+        try:
+            assert stores.until(lambda: "exception" in [event["event"] for event in read_events(tmp_path)])
+            assert not store.is_alive()
+            with stores.StoreProcess(port=store.port):
+                assert ranks.wait() == [[0, 1]] * 2
+        finally:
+            ranks.kill()
+    steps = [e["step"] for e in read_events(tmp_path) if e["event"] == "step" and e["rank"] == 0]
+    assert steps == [1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def raise_at_once(rank: int, iteration: int, step: int) -> None:
