@@ -44,6 +44,8 @@ from training.stop_notice import StopNotice
 POLL_SECONDS = 0.05
 # A launcher that outlives the run by this much waits for a round that will not come.
 LATE_LAUNCHER_SECONDS = 30.0
+# Of the grace, which is as long as a save takes, where there is nothing to save: the run has failed or is done.
+IDLE_GRACE_SECONDS = 30.0
 RESTART_BUDGET = 20.0
 RESTART_REFILL_SECONDS = 600.0
 QUICK_DEATH_SECONDS = 5.0
@@ -257,7 +259,8 @@ class Supervisor:
         late = self._done_since is not None and now - self._done_since > LATE_LAUNCHER_SECONDS
         final = self._exit_file.exists() or self._control.final_code is not None
         if self._stop_by is None and (self._told_to_stop or final or late):
-            self._stop_by = now + self._grace_seconds
+            grace = self._grace_seconds
+            self._stop_by = now + (grace if self._told_to_stop else min(grace, IDLE_GRACE_SECONDS))
             process.send_signal(signal.SIGTERM)
         if self._stop_by is not None and now > self._stop_by:
             process.kill()

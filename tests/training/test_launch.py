@@ -31,6 +31,7 @@ from training.processes import adopt_orphans
 run_dir, options = Path(sys.argv[1]), json.loads(sys.argv[2])
 launch.RESTART_PAUSE_SECONDS = 0.0
 launch.LATE_LAUNCHER_SECONDS = options.pop("late_seconds", 30.0)
+launch.IDLE_GRACE_SECONDS = options.pop("idle_grace_seconds", 30.0)
 launch.RESTART_BUDGET = options.pop("budget", 20.0)
 class Launchers:
     pids = []
@@ -135,6 +136,16 @@ time.sleep(600)
     supervised = Supervised(tmp_path, program)
     assert supervised.exit_code() == EXIT_CONFIG
     assert supervised.starts() == 1
+
+
+def test_a_run_that_has_failed_does_not_hold_its_node_for_the_grace_of_a_save(tmp_path: Path) -> None:
+    program = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+(run_dir / "exit").write_text("64")
+time.sleep(600)
+"""
+    supervised = Supervised(tmp_path, program, grace_seconds=600.0, idle_grace_seconds=0.2)
+    assert supervised.exit_code() == EXIT_CONFIG
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
