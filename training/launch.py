@@ -44,7 +44,7 @@ from training.stop_notice import StopNotice
 POLL_SECONDS = 0.05
 # A launcher that outlives the run by this much waits for a round that will not come.
 LATE_LAUNCHER_SECONDS = 30.0
-# Of the grace, which is as long as a save takes, where there is nothing to save: the run has failed or is done.
+# The grace is as long as a save takes. A run that has failed, or is done, has nothing to save.
 IDLE_GRACE_SECONDS = 30.0
 RESTART_BUDGET = 20.0
 RESTART_REFILL_SECONDS = 600.0
