@@ -9,12 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from k8s.progress import Progress
 from tests.ranks import run_ranks
 from tests.tiny import llama_fields, replaced, step_losses, tiny_recipe, train_rank
 from training import weights
 from training.config import JobConfig, OptimizerConfig
 from training.data import BatchReader
 from training.errors import ConfigError
+from training.events import read_events
 from training.fingerprint import fingerprint, load_full, newest_checkpoint
 from training.schedule import learning_rate_at
 from training.shards import TokenStore
@@ -109,6 +111,18 @@ def test_evaluation_changes_nothing_in_training(data: Path, tmp_path: Path) -> N
 
 def final_fingerprint(run_dir: Path) -> str:
     return fingerprint(load_full(newest_checkpoint(run_dir)))
+
+
+@pytest.mark.parametrize(("every_steps", "memory_step"), [(1, 6), (4, 4), (0, None)])
+def test_status_shows_the_step_that_is_in_memory(
+    data: Path, tmp_path: Path, every_steps: int, memory_step: int | None
+) -> None:
+    config = tiny_recipe(data, ranks=2, snapshot={"every_steps": every_steps})
+    run_ranks(2, train_rank, config, tmp_path)
+    progress = Progress(steps=6, pods=1)
+    for event in read_events(tmp_path):
+        progress.add(event)
+    assert progress.status().memory_step == memory_step
 
 
 @pytest.mark.parametrize("writer", ["holdfast", "dcp_sync"])
