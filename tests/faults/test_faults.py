@@ -13,6 +13,7 @@ import pytest
 
 from tests.faults.clean_machine import CleanMachine
 from tests.faults.rehearsals import explain, rehearse
+from training.events import read_events
 from training.fault_config import Fault, FaultKind, FaultPoint
 
 pytestmark = pytest.mark.timeout(600)
@@ -100,6 +101,21 @@ def test_lost_node_loses_its_memory(
     kill, loss = verdict["faults"]
     assert (kill["source"], kill["steps_lost"]) == ("memory", 0)
     assert (loss["source"], loss["steps_lost"]) == ("durable", 3)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_spare_takes_a_lost_nodes_place(
+    rank: int, machine: CleanMachine, tmp_path: Path, data: Path, undisturbed: Path
+) -> None:
+    plan = (fault("node_loss", rank, 20),)
+    verdict = rehearse(plan, machine=machine, tmp_path=tmp_path, data=data, undisturbed=undisturbed, spares=1)
+    assert verdict["passed"], explain(verdict)
+    steps = [
+        event for event in read_events(Path(verdict["run_dir"]) / "disturbed") if event["event"] == "step"
+    ]
+    before, after = ({e["node"] for e in steps if e["step"] == step} for step in (19, 48))
+    assert len(before) == len(after) == 2
+    assert len(before & after) == 1
 
 
 @pytest.mark.parametrize("layers", ["in_process", "in_job"])

@@ -81,7 +81,7 @@ class SimulatedCluster:
         Args:
             watch: Called on every poll.
         """
-        while self._nodes or self._replaced_at:
+        while self._nodes or (self._replaced_at and not (self._run_dir / "DONE").exists()):
             watch()
             reap_orphans(keep=[pod.pid for pod in self._pods()])
             for event in self._tail.read():
@@ -102,16 +102,19 @@ class SimulatedCluster:
         if event["kind"] == "control_loss" and self._control is not None:
             self._control.lose()
             self._control_due = time.monotonic() + CONTROL_LOST_SECONDS
-        if event["kind"] == "node_loss":
-            node = self._node_index(event)
-            self._nodes[node].lose()
-            if self._config.job.spares:
-                self._replaced_at[node] = time.monotonic() + NODE_REPLACED_SECONDS
-        if event["kind"] == "sigterm":
-            self._nodes[self._node_index(event)].send_signal(signal.SIGTERM)
+        if event["kind"] in ("node_loss", "sigterm"):
+            index = int(event["node"].removeprefix("node-"))
+            node = self._nodes.get(index)
+            if node is not None:  # or it has ended meanwhile, by another fault
+                self._inflict_on(node, index, lost=event["kind"] == "node_loss")
 
-    def _node_index(self, event: Mapping[str, Any]) -> int:
-        return int(event["node"].removeprefix("node-"))
+    def _inflict_on(self, node: SimulatedPod, index: int, *, lost: bool) -> None:
+        if not lost:
+            node.send_signal(signal.SIGTERM)
+            return
+        node.lose()
+        if self._config.job.spares:
+            self._replaced_at[index] = time.monotonic() + NODE_REPLACED_SECONDS
 
     def _replace_nodes(self) -> None:
         now = time.monotonic()
