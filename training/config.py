@@ -195,7 +195,8 @@ class RecoveryConfig:
     step_timeout_seconds: Seconds = 300.0
     """In-job layer: longest step."""
     checkpoint_timeout_seconds: Seconds = 600.0
-    """In-job layer: longest time that a checkpoint holds up the training thread."""
+    """In-job layer: longest time that a checkpoint holds up the training thread; never less than
+    checkpoint.deadline_seconds and 30 s, which the last save may take."""
     out_of_section_timeout_seconds: Seconds = 300.0
     """In-job layer: longest time outside set-up, step and checkpoint."""
     maximum_restarts: Positive = 1000

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training import environment
-from training.config import JobConfig, RecoveryConfig
+from training.config import JobConfig
 from training.errors import ConfigError
 
 # NVRx closes the whole rendezvous for ever when more launchers than MAX have joined a round, and one
@@ -23,6 +23,7 @@ STORE_READ_TIMEOUT_SECONDS = 30
 STORE_CONNECT_SECONDS = 600
 MONITOR_INTERVAL_SECONDS = 0.1
 HANG_CHECK_INTERVAL_SECONDS = 1.0
+CHECKPOINT_MARGIN_SECONDS = 30.0
 # Time that survivors of a fault get between the stop signal and SIGKILL.
 WORKERS_STOP_SECONDS = 5
 GPU_MEMORY_RECLAIM_SECONDS = 50
@@ -91,7 +92,7 @@ def launcher_arguments(
         "--ft-enable-log-server=false",
         # NVRx's breaker counts steps on disk only; ours is EXIT_SAME_STEP
         "--ft-max-no-progress-cycles=0",
-        *_hang_arguments(config.recovery),
+        *_hang_arguments(config),
         "--no-python",
         *worker,
     ]
@@ -117,12 +118,15 @@ def node_place(config: JobConfig, *, control: tuple[str, int] | None) -> NodePla
     return NodePlace(control=control, address=address or environment.node_name(), index=index)
 
 
-def _hang_arguments(recovery: RecoveryConfig) -> list[str]:
+def _hang_arguments(config: JobConfig) -> list[str]:
     """Return section limits. NVRx detects no hang, and no lost node, unless they are set."""
+    recovery = config.recovery
+    # the last save, and that of a run that is told to stop, may take as long as its deadline
+    save_seconds = config.checkpoint.deadline_seconds + CHECKPOINT_MARGIN_SECONDS
     sections = {
         "setup": recovery.setup_timeout_seconds,
         "step": recovery.step_timeout_seconds,
-        "checkpoint": recovery.checkpoint_timeout_seconds,
+        "checkpoint": max(recovery.checkpoint_timeout_seconds, save_seconds),
     }
     return [
         "--ft-rank-section-timeouts=" + ",".join(f"{name}:{limit:g}" for name, limit in sections.items()),

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 from training import environment
@@ -62,19 +62,33 @@ class StopRequest:
 
 
 def park(
-    checkpointer: Checkpointer, state: TrainState, request: StopRequest, *, answer_seconds: float
+    checkpointer: Checkpointer,
+    state: TrainState,
+    request: StopRequest,
+    *,
+    answer_seconds: float,
+    waiting: Callable[[], AbstractContextManager[None]],
 ) -> bool:
     """Make the state of this step durable, as far as the grace allows; called by all ranks at one step.
+
+    Args:
+        checkpointer: Keeper of the state.
+        state: The state.
+        request: Who was told, and how long they have.
+        answer_seconds: Longest wait for the other ranks' answers.
+        waiting: Context of a wait for one save.
 
     Returns:
         Whether it is durable.
     """
     exchange = Exchange(f"park/{checkpointer.lineage}/{state.step}", timeout_seconds=answer_seconds)
-    told = exchange.gather("time to stop", request.seconds_left())
-    until = time.time() + min(left for left in told if left is not None)
-    checkpointer.finalize(until=until)
-    is_time = exchange.first("time to save", time.time() < until)
-    if is_time and not checkpointer.has_begun(state.step):
-        checkpointer.maybe_save(state, last=True)
-    failed = checkpointer.finalize(until=until)
+    with waiting():
+        told = exchange.gather("time to stop", request.seconds_left())
+        until = time.time() + min(left for left in told if left is not None)
+        checkpointer.finalize(until=until)
+    with waiting():
+        is_time = exchange.first("time to save", time.time() < until)
+        if is_time and not checkpointer.has_begun(state.step):
+            checkpointer.maybe_save(state, last=True)
+        failed = checkpointer.finalize(until=until)
     return checkpointer.has_begun(state.step) and not failed

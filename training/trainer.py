@@ -160,12 +160,13 @@ class Trainer:
         attempt.count_failure("non-finite loss", describe(bad), bad.step)
 
     def _park(self, attempt: Attempt) -> None:
-        with self._long_wait(attempt), self._events.span("finalize"):
+        with self._events.span("finalize"):
             durable = park(
                 self._checkpointer,
                 self.state,
                 self._stop,
                 answer_seconds=self.config.recovery.setup_timeout_seconds,
+                waiting=lambda: self._long_wait(attempt),
             )
         self._events.emit("parked", step=self.state.step, durable=durable)
         if self._rank == 0:

@@ -50,6 +50,12 @@ def test_launcher_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_save_may_take_as_long_as_its_deadline() -> None:
+    config = recipe(checkpoint={"writer": "holdfast", "deadline_seconds": 1800.0})
+    arguments = launcher_arguments(config, place=PLACE, stop_seconds=1, worker=[])
+    assert "--ft-rank-section-timeouts=setup:600,step:300,checkpoint:1830" in arguments
+
+
 def test_launcher_and_control_agree_on_run_and_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(environment.RUN_ID, raising=False)
     ours = launcher_arguments(recipe(), place=PLACE, stop_seconds=1, worker=[])
