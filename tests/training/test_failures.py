@@ -13,10 +13,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.ranks import RankFailed, run_ranks
+from tests.tiny import tiny_recipe, train_rank
 from training import environment
+from training.config import JobConfig
 from training.errors import EXIT_SAME_STEP, ConfigError
 from training.events import read_events
 from training.failures import Breaker, SameStepError
+from training.ledger import Consumed, consumed
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -133,3 +137,38 @@ def test_what_another_rank_or_the_machine_may_have_caused_is_not_counted(
 def test_runtime_error_of_our_own_is_counted(tmp_path: Path) -> None:
     with pytest.raises(SameStepError):
         fail(make(tmp_path, maximum=1), RuntimeError("shapes do not fit"))
+
+
+def fail_in_step_3(config: JobConfig, run_dir: Path) -> None:
+    """Be a rank whose forward pass fails."""
+    from training.faults import FaultPlan
+
+    def in_forward(self: FaultPlan, loss: torch.Tensor, *, step: int) -> torch.Tensor:
+        if step == 3:
+            raise ValueError("bad sample")
+        return loss
+
+    FaultPlan.in_forward = in_forward  # type: ignore[method-assign]
+    train_rank(config, run_dir)
+
+
+def test_evidence_names_rank_step_samples_place_and_log(data: Path, tmp_path: Path) -> None:
+    config = tiny_recipe(data, recovery={"maximum_same_step_failures": 1})
+    with pytest.raises(RankFailed) as caught:
+        run_ranks(1, fail_in_step_3, config, tmp_path)
+    evidence = json.loads((tmp_path / "failures" / "rank-0.json").read_text())
+    [raised] = [event for event in read_events(tmp_path) if event["event"] == "exception"]
+    [fed] = [entry.ids for entry in ledger_of(config, tmp_path) if entry.step == 3]
+    place, samples = evidence["details"]
+    assert samples == f"samples {list(fed)} from position 16"
+    assert raised["notes"] == [samples]
+    assert "test_failures.py:" in place
+    assert Path(evidence["log"]).is_file()
+    assert (evidence["rank"], evidence["step"], evidence["said"]) == (0, 3, "bad sample")
+    assert f"ValueError: bad sample ({place}; {samples}); log: {evidence['log']}" in str(caught.value)
+
+
+def ledger_of(config: JobConfig, run_dir: Path) -> list[Consumed]:
+    """Return what a run of the recipe that does not fail is fed with."""
+    run_ranks(1, train_rank, config, run_dir / "whole")
+    return consumed(run_dir / "whole")
