@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.tiny import tiny_recipe
-from training import nvrx_version
+from training import environment, nvrx_version
 from training.errors import EXIT_CONFIG, EXIT_DONE, EXIT_RETRY, EXIT_STOPPED, ConfigError
 from training.events import read_events
 from training.launch import RestartBudget, launch
@@ -158,6 +158,18 @@ time.sleep(600)
     supervised = Supervised(tmp_path, program)
     supervised.until("up")
     supervised.process.send_signal(number)
+    assert supervised.exit_code() == EXIT_STOPPED
+    assert supervised.starts() == 1
+
+
+def test_notice_stops_the_node_as_sigterm_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(environment.STOP_FILE, str(tmp_path / "notice"))
+    program = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+(run_dir / "notice").touch()
+time.sleep(600)
+"""
+    supervised = Supervised(tmp_path, program)
     assert supervised.exit_code() == EXIT_STOPPED
     assert supervised.starts() == 1
 
