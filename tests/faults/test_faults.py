@@ -113,7 +113,7 @@ def test_spare_takes_a_lost_nodes_place(
     steps = [
         event for event in read_events(Path(verdict["run_dir"]) / "disturbed") if event["event"] == "step"
     ]
-    before, after = ({e["node"] for e in steps if e["step"] == step} for step in (19, 48))
+    before, after = ({e["node"] for e in steps if e["step"] == step} for step in (10, 48))
     assert len(before) == len(after) == 2
     assert len(before & after) == 1
 
