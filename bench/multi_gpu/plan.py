@@ -74,10 +74,9 @@ def _recovery_measurements(settings: Settings) -> Iterator[Measurement]:
 def timed_case(settings: Settings) -> RecoveryCase:
     """Return the run whose recoveries are timed. The steps between let it page-lock its slots again."""
     last = settings.gpus - 1
-    first, gap = (6, 8) if settings.tiny else (40, 20)
+    first, gap = (6, 8) if settings.tiny else (30, 14)
     kinds = (
         ("exception", last, "backward"),
-        ("exception", 0, "forward"),
         ("hang", last, "forward"),
         ("sigkill", last, "before_optimizer"),
         ("sigkill", 0, "backward"),
@@ -98,16 +97,21 @@ def verdict_cases(settings: Settings) -> Iterator[RecoveryCase]:
     """Yield the rehearsals; most faults hit the last rank, which is not the coordinator."""
     workload = _TINY if settings.tiny else _VERDICT
     last = settings.gpus - 1
+    first, gap = (8, 6) if settings.tiny else (60, 20)
+    kinds = (
+        ("exception", last, "backward"),
+        ("hang", last, "forward"),
+        ("sigkill", last, "before_optimizer"),
+        ("launcher_kill", last, "backward"),
+        ("control_loss", 0, "backward"),
+    )
     yield RecoveryCase(
         name=f"verdict x{settings.gpus}",
         workload=workload,
-        steps=48 if settings.tiny else 150,
-        faults=(
-            fault("exception", rank=last, step=8),
-            fault("hang", rank=last, step=14, point="forward"),
-            fault("sigkill", rank=last, step=20, point="before_optimizer"),
-            fault("launcher_kill", rank=last, step=28),
-            fault("control_loss", rank=0, step=36),
+        steps=60 if settings.tiny else 260,
+        faults=tuple(
+            fault(kind, rank=rank, step=first + gap * number, point=point)
+            for number, (kind, rank, point) in enumerate(kinds)
         ),
     )
     if settings.gpus > 1:
@@ -118,7 +122,7 @@ def verdict_cases(settings: Settings) -> Iterator[RecoveryCase]:
             nodes=settings.gpus,
             spares=1,
             save_every_steps=8,
-            faults=(fault("sigkill", rank=0, step=11), fault("node_loss", rank=last, step=19)),
+            faults=(fault("node_loss", rank=last, step=19),),
         )
 
 

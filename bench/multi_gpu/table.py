@@ -197,9 +197,9 @@ def _durable(rows: Sequence[Row]) -> Iterator[str]:
             phases.get("verify", ""),
             phases.get("load", ""),
             row.get("load_gbps", ""),
-            row["save_call_ms"],
-            row["drain_seconds"],
-            row["drain_gbps"],
+            row.get("save_call_ms", ""),
+            row.get("drain_seconds", ""),
+            row.get("drain_gbps", ""),
         )
 
 
