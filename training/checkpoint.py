@@ -304,7 +304,7 @@ class Checkpointer:
     def _give_up(self, save: Save) -> None:
         self._writer.abandon()
         self._pending = None
-        self._count_failure(save, "no end before checkpoint.deadline_seconds")
+        self._count_failure(save, "no end before checkpoint.deadline_seconds, or the end of the grace")
 
     def _count_failure(self, save: Save, reason: str) -> None:
         self._failure = reason

@@ -25,6 +25,8 @@ from training.rehearsal.progress import EventTail
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5
+# Of a node that is told to stop: its ranks save their state first.
+NODE_GRACE_SECONDS = 30
 POD_RESTARTS = 20
 CONTROL_LOST_SECONDS = 3.0
 # A spare takes a lost node's place long before the node is replaced.
@@ -171,7 +173,7 @@ class SimulatedCluster:
             environment.CONTROL: f"127.0.0.1:{self._port}",
             # Of its own: NVRx knows a launcher by address and pid, and pids are alike on all nodes
             environment.ADDRESS: f"127.0.0.{index + 2}",
-            environment.GRACE_SECONDS: str(GRACE_SECONDS),
+            environment.GRACE_SECONDS: str(NODE_GRACE_SECONDS),
             # NCCL takes ranks of one host for neighbours that share memory
             "NCCL_HOSTID": f"{self._config.job.name}-{name}",
             LOCAL_DISK: self._config.checkpoint.local.directory,
