@@ -51,10 +51,7 @@ def trained(config: JobConfig, run_dir: Path) -> dict[str, Tensor]:
     trainer: Trainer = worker.make_trainer()
     try:
         trainer.train(Attempt())
-        state: dict[str, Any] = trainer.state.tensors()
-        return {
-            name: (t.full_tensor() if hasattr(t, "full_tensor") else t).cpu() for name, t in state.items()
-        }
+        return {name: tensor.cpu() for name, tensor in local_tensors(trainer.state.tensors()).items()}
     finally:
         trainer.close()
         worker.close()
