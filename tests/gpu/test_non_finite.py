@@ -13,6 +13,7 @@ from training import model as models
 from training.config import JobConfig
 from training.events import read_events
 from training.faults import FaultPlan
+from training.layout import local_tensors
 from training.restart import Attempt, close_group, open_group
 from training.trainer import Trainer
 from training.worker import Worker
