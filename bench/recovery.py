@@ -4,8 +4,8 @@
     python -m bench.recovery --output recovery.jsonl
     python -m bench.recovery --device cuda --recipe training/recipes/rehearsal_gpu.toml    (Holdfast alone)
 
-Two simulated nodes of one rank each, and a spare where a node is lost. The peers run a stock FSDP script that
-saves a DCP checkpoint every 10 steps; their launchers are process 1 of a pod that is started again at once.
+Two simulated nodes of one rank each, and a spare where a node is lost. The peers train a model of the same size
+by a stock FSDP script that saves a DCP checkpoint every 10 steps; their launchers are process 1 of a pod that is started again at once.
 "control store" kills what holds the rendezvous: ours is a process of its own, theirs the first launcher.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -80,16 +81,15 @@ def _measure_ours(fault: str, arguments: argparse.Namespace, root: Path) -> Row:
     recipe = root / "recipe.toml"
     text = arguments.recipe.read_text()
     if arguments.device == "cpu":
-        text = _on_two_nodes(text, spares=int(fault == "node with spare"))
+        text = _with_spares(text, int(fault == "node with spare"))
     recipe.write_text(text)
     rank = 0 if arguments.device == "cuda" else 1
     setting = ours.Setting(recipe=recipe, directory=root / "ours", step=arguments.step, rank=rank)
     return ours.measure(fault, setting)
 
 
-def _on_two_nodes(text: str, *, spares: int) -> str:
-    changed = text.replace("ranks_per_node = 2", f"ranks_per_node = 1\nspares = {spares}")
-    return changed.replace("steps = 40", "steps = 400").replace("evaluate_every_steps = 20", "")
+def _with_spares(text: str, spares: int) -> str:
+    return re.sub(r"^spares = \d+$", f"spares = {spares}", text, flags=re.MULTILINE)
 
 
 def _measure_peer(name: str, fault: str, root: Path, kind: Isolation) -> Row:

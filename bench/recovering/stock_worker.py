@@ -24,8 +24,8 @@ from torch.distributed.fsdp import fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
 
 MODEL = {
-    "hidden_size": 128,
-    "intermediate_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -49,7 +49,7 @@ def main() -> None:
         while not (directory / "stop").exists():
             step += 1
             torch.manual_seed(step)
-            tokens = torch.randint(0, 257, (8, 64))
+            tokens = torch.randint(0, 257, (2, 32))
             model(input_ids=tokens, labels=tokens).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
