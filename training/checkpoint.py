@@ -68,7 +68,7 @@ class Checkpointer:
         self._snapshots = make_snapshots(config, device=device, events=events, node=node)
         self._copies = make_copies(config, run_dir, self._snapshots, events=events, node=node)
         self._writer = make_writer(config, self._snapshots, self._copies, device=device, node=node)
-        self._cadence = Cadence(setting=config.snapshot.every_steps)
+        self._cadence = Cadence(setting=config.snapshot.every_steps, in_background=device.type == "cuda")
         self._group = _Group()
         self._lineage = 0
         self._notes = torch.zeros(NOTES, dtype=torch.float64, device=device)
@@ -141,9 +141,10 @@ class Checkpointer:
         self._notes = notes
         if self._snapshots is None:
             return
-        if self._cadence.due(state.step) and self._group.is_ready:
-            self._snapshots.take(self._mark(state), notes)
-        self._cadence.measure(now=time.monotonic(), costs_seconds=self._snapshots.costs_seconds())
+        if self._group.is_ready:
+            if self._cadence.due(state.step):
+                self._snapshots.take(self._mark(state), notes)
+            self._cadence.measure(now=time.monotonic(), costs_seconds=self._snapshots.costs_seconds())
         self._snapshots.set_up()
 
     def signals(self) -> tuple[float, ...]:

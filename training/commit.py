@@ -13,11 +13,9 @@ Every restore begins a new lineage (`training.lineage`), so two writers never me
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,11 +23,13 @@ from typing import Any, Literal
 import xxhash
 
 from training.errors import CheckpointError
+from training.files import fsync_directory, write_json, write_text
 
 MANIFEST = "manifest.json"
 _CHUNK_BYTES = 16 << 20
 _COMMITTED = re.compile(r"step-(\d{8,})")
 _PARTIAL = re.compile(r"\.step-(\d{8,})\.(\w+)")
+_REPLACED = re.compile(r"\.replaced-step-(\d{8,})\.(\w+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,13 +63,19 @@ def partial_path(root: Path, step: int, lineage: str) -> Path:
 
 def committed_checkpoints(root: Path) -> list[Path]:
     """Return committed checkpoint directories, newest step first."""
-    found = [path for path in _children(root) if _COMMITTED.fullmatch(path.name)]
+    children = _children(root)
+    found = [path for path in children if _COMMITTED.fullmatch(path.name)]
+    # killed between the two renames of a replacement, whose first half counts until the second is done
+    found += [
+        path for path in children if _is_replaced(path) and committed_path(root, step_of(path)) not in found
+    ]
     return sorted(found, key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
     """Return the step in a directory's name."""
-    match = _COMMITTED.fullmatch(path.name) or _PARTIAL.fullmatch(path.name)
+    patterns = (_COMMITTED, _PARTIAL, _REPLACED)
+    match = next((found for pattern in patterns if (found := pattern.fullmatch(path.name))), None)
     if match is None:
         raise CheckpointError(f"{path}: is no checkpoint directory; give one named step-NNNNNNNN")
     return int(match.group(1))
@@ -99,6 +105,7 @@ def commit(
     fsync_directory(partial)
     if final.exists():  # the same step, committed by a lineage that was left before it
         replaced = root / f".replaced-{final.name}.{manifest.lineage}"
+        shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
         partial.rename(final)
         shutil.rmtree(replaced)
@@ -118,12 +125,15 @@ def prune(root: Path, *, keep: int) -> list[Path]:
     gone: list[Path] = []
     for path in committed_checkpoints(root)[keep:]:
         # rename first: a directory that is being deleted must not look committed
-        doomed = root / f".doomed-{path.name}"
+        doomed = root / f".doomed-{path.name.lstrip('.')}"
+        shutil.rmtree(doomed, ignore_errors=True)
         path.rename(doomed)
         shutil.rmtree(doomed)
         gone.append(path)
+    kept = committed_checkpoints(root)
     for path in _children(root):
-        if _PARTIAL.fullmatch(path.name) or path.name.startswith((".doomed-", ".replaced-")):
+        is_leftover = _PARTIAL.fullmatch(path.name) or path.name.startswith((".doomed-", ".replaced-"))
+        if is_leftover and path not in kept:
             shutil.rmtree(path, ignore_errors=True)
             gone.append(path)
     return gone
@@ -155,38 +165,24 @@ def verify(directory: Path, *, part: int = 0, parts: int = 1) -> Manifest:
     manifest = read_manifest(directory)
     for index, (name, expected) in enumerate(sorted(manifest.files.items())):
         try:
-            size_bytes = (directory / name).stat().st_size
+            _verify_file(directory / name, expected, is_hashed=index % parts == part)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{directory / name}: is missing") from error
         except OSError as error:
-            raise CheckpointError(f"{directory / name}: is missing ({error.strerror})") from error
-        if size_bytes != expected.size_bytes:
-            raise CheckpointError(
-                f"{directory / name}: has {size_bytes} bytes, the manifest says {expected.size_bytes}"
-            )
-        if index % parts == part and _entry(directory / name) != expected:
-            raise CheckpointError(f"{directory / name}: its xxh3 differs from the manifest's")
+            raise CheckpointError(f"{directory / name}: cannot be read ({error.strerror})") from error
     return manifest
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON so that a reader sees all of it or nothing, also after a power cut."""
-    write_text(path, json.dumps(value, indent=1, sort_keys=True))
+def _verify_file(path: Path, expected: FileEntry, *, is_hashed: bool) -> None:
+    size_bytes = path.stat().st_size
+    if size_bytes != expected.size_bytes:
+        raise CheckpointError(f"{path}: has {size_bytes} bytes, the manifest says {expected.size_bytes}")
+    if is_hashed and _entry(path) != expected:
+        raise CheckpointError(f"{path}: its xxh3 differs from the manifest's")
 
 
-def write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _is_replaced(path: Path) -> bool:
+    return _REPLACED.fullmatch(path.name) is not None
 
 
 def _entry(path: Path) -> FileEntry:

@@ -29,6 +29,7 @@ from training.drain_worker import Outcome, leave_outcome
 from training.errors import CheckpointError
 from training.events import EventLog
 from training.fault_damage import disk_limit
+from training.files import write_json
 from training.integrity import fingerprint
 from training.layout import Layout
 from training.lineage import name_of, read_ancestry
@@ -196,7 +197,7 @@ def leave_result(save: Save, shard: int, *, files: Sequence[str], results: Seque
         "files": {name: [entry.size_bytes, entry.xxh3] for name, entry in hashed.items()},
         "results": [_result_to_json(result) for result in results],
     }
-    commit.write_json(_result_path(save, shard), value)
+    write_json(_result_path(save, shard), value)
 
 
 def finish(save: Save, metadata: Metadata) -> Path:
@@ -282,7 +283,7 @@ def _await_result(save: Save, shard: int) -> dict[str, Any]:
 def _report_failure(save: Save, shard: int, reason: str) -> None:
     try:
         save.directory.mkdir(parents=True, exist_ok=True)
-        commit.write_json(_result_path(save, shard), {"failure": reason})
+        write_json(_result_path(save, shard), {"failure": reason})
     except OSError:
         return  # storage is gone: the coordinator's deadline tells the same
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from training.commit import write_json
+from training.files import write_json
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ rehearse                   HOLDFAST_REHEARSAL       ranks            "1": planne
 people                     HOLDFAST_WARM_WORKERS    launch, agent    "0": no fork server; starts take longer
 launch                     HOLDFAST_EXIT_FILE       ranks            see `leave_exit_code`
 launch                     HOLDFAST_ROUND_FILE      agent            round that this node last worked in
+launch                     HOLDFAST_KEEPER          ranks            see training/slot_owners.py
 people                     HOLDFAST_SHARED_MEMORY   ranks            where snapshots lie; default: /dev/shm
 control                    HOLDFAST_CONTROL_FAILURES  control        its failures in a row
 """
@@ -39,6 +40,7 @@ REHEARSAL = "HOLDFAST_REHEARSAL"
 EXIT_FILE = "HOLDFAST_EXIT_FILE"
 ROUND_FILE = "HOLDFAST_ROUND_FILE"
 SHARED_MEMORY = "HOLDFAST_SHARED_MEMORY"
+KEEPER = "HOLDFAST_KEEPER"
 CONTROL_FAILURES = "HOLDFAST_CONTROL_FAILURES"
 
 DEFAULT_GRACE_SECONDS = 30

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from training.commit import write_json
 from training.errors import EXIT_SAME_STEP, HoldfastError
+from training.files import write_json
 
 MESSAGE_CHARACTERS = 200
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from training import environment, shared_memory
+from training import environment, shared_memory, slot_owners
 from training.agent import EXIT_CONTROL_RETURNED
 from training.config import JobConfig, load_recipe
 from training.errors import EXIT_CONFIG, EXIT_DONE, EXIT_RETRY, EXIT_STOPPED
@@ -298,10 +298,12 @@ def _private_directory() -> Iterator[Path]:
     """Yield a directory for sockets and marks of this node's processes, and remove it."""
     base = environment.short_temporary_directory()
     directory = Path(tempfile.mkdtemp(prefix="hf-", dir=base))
+    keeper = slot_owners.keep()
     try:
         yield directory
     finally:
         end_descendants()
+        keeper.unlink(missing_ok=True)
         shared_memory.sweep()
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from training.commit import write_json
 from training.errors import CheckpointError
+from training.files import write_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

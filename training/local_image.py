@@ -29,6 +29,7 @@ from training.drain import pin_complete
 from training.drain_worker import Outcome, leave_outcome
 from training.errors import CheckpointError
 from training.events import EventLog
+from training.files import fsync_directory, write_json
 from training.layout import Layout, Place
 from training.lineage import Ancestry, name_of, read_ancestry
 from training.slots import Descriptor, Mark, Slot
@@ -114,11 +115,11 @@ def write_image(request: CopyRequest) -> None:
     finally:
         slot.close()
     manifest = ImageManifest(descriptor=request.descriptor, mark=request.mark, image=entry)
-    commit.write_json(partial / commit.MANIFEST, asdict(manifest))
-    commit.fsync_directory(partial)
+    write_json(partial / commit.MANIFEST, asdict(manifest))
+    fsync_directory(partial)
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
-    commit.fsync_directory(request.directory)
+    fsync_directory(request.directory)
     prune(request.directory, keep=request.keep, ancestry=read_ancestry(request.run_dir))
 
 

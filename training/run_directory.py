@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from training import schema
-from training.commit import write_json
 from training.config import JobConfig
 from training.errors import ConfigError, Problem, RunError
+from training.files import write_json
 
 _LOCK_WAIT_SECONDS = 30.0
 

@@ -21,7 +21,6 @@ import math
 import mmap
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,8 +39,6 @@ logger = logging.getLogger(__name__)
 _BEGIN, _NOTES, _COMPLETE = slice(0, 24), slice(32, 48), slice(64, 88)
 _DESCRIPTOR = slice(128, HEADER_BYTES)
 NOTES = 2
-_OWNER_WAIT_SECONDS = 30.0
-_POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,42 +188,14 @@ class Slot:
         self._map[_DESCRIPTOR] = raw.ljust(HEADER_BYTES - _DESCRIPTOR.start, b"\0")
 
 
-class Owner:
-    """The right to write a shard's slots; held as long as the process lives."""
-
-    def __init__(self, directory: Path) -> None:
-        """Take it.
-
-        Raises:
-            RunError: Another process of this run, a worker that should be gone, still has it.
-        """
-        directory.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(directory / "owner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        deadline = time.monotonic() + _OWNER_WAIT_SECONDS
-        while not self._try():
-            if time.monotonic() > deadline:
-                holder = os.pread(self._file, 100, 0).decode(errors="replace")
-                os.close(self._file)
-                raise RunError(f"{directory}: slots are written by {holder}; end that process")
-            time.sleep(_POLL_SECONDS)
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, f"pid {os.getpid()}".encode(), 0)
-
-    def release(self) -> None:
-        os.close(self._file)
-
-    def _try(self) -> bool:
-        try:
-            # A record lock: a process forked from this one doesn't keep it.
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
+def root() -> Path:
+    """Return the directory of all runs' slots on this machine."""
+    return environment.shared_memory() / "holdfast"
 
 
 def run_directory(run: str, node: str) -> Path:
     """Return the directory of a run's slots on this node."""
-    return environment.shared_memory() / "holdfast" / run / node
+    return root() / run / node
 
 
 def shard_directory(run: str, node: str, place: Place) -> Path:
@@ -256,7 +225,7 @@ def read_descriptor(path: Path) -> Descriptor | None:
 
 def scan(run: str) -> Iterator[tuple[Path, Descriptor, Mark | None]]:
     """Yield every slot of a run on this machine with what it holds, None where that is no whole snapshot."""
-    for path in sorted((environment.shared_memory() / "holdfast" / run).glob("*/shard-*/*.slot")):
+    for path in sorted((root() / run).glob("*/shard-*/*.slot")):
         descriptor = read_descriptor(path)
         if descriptor is None:
             continue
@@ -279,8 +248,10 @@ def sweep_other_meshes(run: str, node: str, *, shards: int) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Remove a shard's slots, and the directories above once they are empty."""
+    """Remove a shard's slots, and the directories above once no slots are in them."""
     shutil.rmtree(directory, ignore_errors=True)
+    if not any(directory.parent.glob("shard-*")):
+        (directory.parent / "keeper").unlink(missing_ok=True)
     for parent in (directory.parent, directory.parent.parent):
         try:
             parent.rmdir()

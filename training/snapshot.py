@@ -20,13 +20,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from training import slots
+from training import slot_owners, slots
 from training.copier import Copier
 from training.errors import CheckpointError, RunError
 from training.events import EventLog
 from training.layout import Layout, Place, local_tensors, make_layout
 from training.lineage import Ancestry
-from training.slots import EMPTY, Mark, Owner, Slot
+from training.slot_owners import Owner
+from training.slots import EMPTY, Mark, Slot
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class Snapshots:
             self._release()
             self._run, self._layout = run, layout
             self._owner = Owner(self.directory)
+            self._make_room()
             self._adopt_existing()
             missing = self._count - len(self._slots)
             slots.check_memory(
@@ -256,6 +258,11 @@ class Snapshots:
         self._release()
         if sweep:
             slots.sweep(directory)
+
+    def _make_room(self) -> None:
+        slot_owners.record_keeper(self.directory.parent)
+        for path in slot_owners.sweep_dead_runs(slots.root(), but=self._run):
+            logger.info("%s: removed; its run is dead", path)
 
     def _adopt_existing(self) -> None:
         wanted = slots.describe(self._run, self.layout)

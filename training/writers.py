@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -190,6 +191,8 @@ class NvrxTorchWriter:
             )
         self._checkpoint: Any = None
         self._save: Save | None = None
+        self._thread = ThreadPoolExecutor(1, "finish-checkpoint")
+        self._finishing: Future[None] | None = None
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
         from nvidia_resiliency_ext.checkpointing.async_ckpt.torch_ckpt import TorchAsyncCheckpoint
@@ -198,8 +201,9 @@ class NvrxTorchWriter:
             self._checkpoint = TorchAsyncCheckpoint(persistent_queue=True)
 
     def begin(self, save: Save, tensors: Mapping[str, Tensor], notes: Tensor) -> bool:
+        self.prepare(tensors)  # it may have been abandoned
         save.directory.mkdir(parents=True, exist_ok=True)
-        # contiguous clones: a view would pickle the whole storage behind it
+        # a view that is not contiguous would pickle the whole storage behind it
         local = {
             name: (tensor.to_local() if isinstance(tensor, DTensor) else tensor).contiguous()
             for name, tensor in tensors.items()
@@ -209,24 +213,37 @@ class NvrxTorchWriter:
         return True
 
     def outcome(self) -> Outcome | None:
-        assert self._save is not None
-        self._checkpoint.finalize_async_save(blocking=False, no_dist=True)
-        if self._checkpoint._get_async_calls_queue().get_num_unfinalized_calls():
+        save = self._save
+        assert save is not None
+        if self._finishing is None:
+            queue = self._checkpoint._get_async_calls_queue()
+            self._checkpoint.finalize_async_save(blocking=False, no_dist=True)
+            if queue.get_num_unfinalized_calls():
+                is_alive = queue.persistent_caller.process.is_alive()
+                return None if is_alive else Outcome(step=save.step, failure="its worker died")
+            # hashes what may be gigabytes, and waits for other ranks: not on the training thread
+            self._finishing = self._thread.submit(_finish_rank_file, save, dist.get_rank())
+        if not self._finishing.done():
             return None
-        save, self._save = self._save, None
-        drain.leave_result(save, dist.get_rank(), files=[rank_file(dist.get_rank())], results=[])
-        if dist.get_rank() == 0:
-            drain.publish(save, files=drain.await_files(save), format_="torch")
-        return Outcome(step=save.step)
+        error, self._finishing = self._finishing.exception(), None
+        return Outcome(step=save.step, failure=f"{type(error).__name__}: {error}" if error else "")
 
     def abandon(self) -> None:
-        self._save = None
+        self._finishing = None
         if self._checkpoint is not None:
             self._checkpoint._get_async_calls_queue().close(abort=True)
+            self._checkpoint = None
 
     def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
         if self._checkpoint is not None:
             self._checkpoint.close()
+
+
+def _finish_rank_file(save: Save, rank: int) -> None:
+    drain.leave_result(save, rank, files=[rank_file(rank)], results=[])
+    if rank == 0:
+        drain.publish(save, files=drain.await_files(save), format_="torch")
 
 
 def rank_file(rank: int) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from training.errors import ConfigError, Problem, RunError
+from training.files import write_text
 from training.preparation.parts import SPLITS
 from training.shards import INDEX_FILE, ShardIndex, TokenStore
 
@@ -60,14 +60,14 @@ class OutputDirectory:
             if any(entry.name != _LOCK_FILE for entry in self.path.iterdir()):
                 rule = "holds files that prepare did not make"
                 raise ConfigError.of("--output", str(self.path), rule, "give an empty directory")
-            return publish(file, json.dumps(request, indent=1))
+            return write_text(file, json.dumps(request, indent=1) + "\n")
         previous = json.loads(file.read_bytes())
         if previous == request:
             return None
         if not force and self._holds_results():
             raise ConfigError(list(_differences(self.path, previous, request)))
         self._clear()
-        return publish(file, json.dumps(request, indent=1))
+        return write_text(file, json.dumps(request, indent=1) + "\n")
 
     def read_report(self) -> dict[str, Any] | None:
         """Return the report of finished shards, whose sizes are checked; None if they are not finished."""
@@ -82,8 +82,8 @@ class OutputDirectory:
     def finish(self, indexes: dict[str, ShardIndex], report: dict[str, Any]) -> None:
         """Publish the indexes and then the report; drop what was needed on the way."""
         for split, index in indexes.items():
-            publish(self.path / split / INDEX_FILE, index.to_json())
-        publish(self.path / _REPORT_FILE, json.dumps(report, indent=1))
+            write_text(self.path / split / INDEX_FILE, index.to_json())
+        write_text(self.path / _REPORT_FILE, json.dumps(report, indent=1) + "\n")
         shutil.rmtree(self.work)
 
     def _holds_results(self) -> bool:
@@ -95,16 +95,6 @@ class OutputDirectory:
         for directory in (*(self.path / split for split in SPLITS), self.tokenizer, self.work):
             shutil.rmtree(directory, ignore_errors=True)
         (self.path / _REQUEST_FILE).unlink()
-
-
-def publish(path: Path, text: str) -> None:
-    """Write a file so that a reader finds all of it or none."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text.rstrip("\n") + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _differences(output: Path, previous: dict[str, Any], request: dict[str, Any]) -> Iterator[Problem]:

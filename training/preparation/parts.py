@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 
 from training.errors import RunError
+from training.files import write_text
 from training.preparation.corpus import Corpus, Document, Piece
 from training.preparation.progress import Progress
 from training.preparation.tokenizer import TokenizerInfo, falls_into, open_tokenizer, single_threaded
@@ -155,9 +156,7 @@ def _ensure_part(number: int, pieces: tuple[Piece, ...], needed: tuple[str, ...]
     if known and all(_is_intact(_task.file(number, split), known.splits[split]) for split in needed):
         return known, False
     result = _make_part(number, pieces)
-    temporary = _temporary(_task.sidecar(number))
-    temporary.write_text(json.dumps(asdict(result)))
-    os.replace(temporary, _task.sidecar(number))
+    write_text(_task.sidecar(number), json.dumps(asdict(result)))
     return result, True
 
 

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from training.commit import write_json
 from training.config import JobConfig
 from training.errors import RunError
 from training.events import read_events
+from training.files import write_json
 from training.rehearsal.verdict import losses
 
 FINGERPRINT_SECONDS = 600
