@@ -1,30 +1,46 @@
 """`training control`: the store outside all ranks, where launchers meet and process groups are made.
 
-It runs NVRx's control plane with the changes of `training/nvrx_changes.py`. It ends with 0 only when
-the run is over, so that Kubernetes restarts it in every other case. An error inside (such as two
-launchers with one node index) makes it begin again with an empty store, on which the launchers form
-a new round; one that comes back at once (such as a port in use) ends it with 1.
+It runs NVRx's control plane with the changes of `training/nvrx_changes.py`, in a child that it watches.
+It ends with 0 only when the run is over, so that Kubernetes restarts it in every other case. After an
+error, or when its store does not answer, it begins again with an empty one, on which the launchers form
+a new round; an error that comes back at once (such as a port in use) ends it with 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
+import select
+import signal
+import socket
+import subprocess
 import sys
+import threading
 import time
+from datetime import timedelta
 from pathlib import Path
+from types import FrameType
+from typing import BinaryIO
 
-from training import environment
 from training.config import JobConfig, load_recipe
-from training.errors import EXIT_DONE, EXIT_RETRY, EXIT_STOPPED
+from training.errors import EXIT_CONFIG, EXIT_DONE, EXIT_RETRY, EXIT_STOPPED
 from training.launcher_arguments import control_arguments
+from training.processes import die_with_parent
 
 DEFAULT_PORT = 29500
 LINGER_SECONDS = 10.0
 RESTART_PAUSE_SECONDS = 1.0
 QUICK_FAILURE_SECONDS = 30.0
 QUICK_FAILURES = 5
+# From a cold file system, imports take minutes.
+START_SECONDS = 300.0
+PULSE_SECONDS = 1.0
+# Clients of a store that is stopped wait for ever, whatever their timeout: killed, it sets them free.
+SILENCE_SECONDS = 10.0
+# A second look, for a parent that was stopped along with its child.
+SECOND_LOOK_SECONDS = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -41,16 +57,17 @@ def main(arguments: list[str]) -> int:
         default=LINGER_SECONDS,
         help="time that late spares get to see the end of the run; default: %(default)s",
     )
+    # the number of a pipe: be the child that serves
+    parser.add_argument("--pulse", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
-    return run_control(
-        load_recipe(args.recipe),
-        host=args.host,
-        port=args.port,
-        linger_seconds=args.linger_seconds,
-    )
+    config = load_recipe(args.recipe)
+    if args.pulse is None:
+        return Keeper([sys.executable, "-m", "training", "control", *arguments]).run()
+    die_with_parent()
+    return serve(config, host=args.host, port=args.port, linger_seconds=args.linger_seconds, pulse=args.pulse)
 
 
-def run_control(config: JobConfig, *, host: str, port: int, linger_seconds: float) -> int:
+def serve(config: JobConfig, *, host: str, port: int, linger_seconds: float, pulse: int) -> int:
     """Serve until the run is over, or until a signal, and return the exit code.
 
     Args:
@@ -58,36 +75,88 @@ def run_control(config: JobConfig, *, host: str, port: int, linger_seconds: floa
         host: Address to listen on.
         port: TCP port to listen on.
         linger_seconds: Time that late spares get to see the end of the run.
+        pulse: Pipe that takes a byte each time that the store has answered.
     """
     from nvidia_resiliency_ext.fault_tolerance import control_plane
 
     from training import nvrx_changes
 
-    started = time.monotonic()
     run_ended = nvrx_changes.apply_to_control(linger_seconds)
+    os.write(pulse, b".")  # the imports are done: from now on, silence means something
+    # not before: two threads that import torch at once get in each other's way
+    threading.Thread(target=_beat, args=(pulse, host, port), daemon=True).start()
     try:
         control_plane.run(control_plane.parse_args(control_arguments(config, host=host, port=port)))
     except Exception as error:  # noqa: BLE001 - process boundary
-        reason = f"{type(error).__name__}: {error}"
-        return _begin_again(reason, seconds=time.monotonic() - started)
+        log.error("control store failed: %s: %s", type(error).__name__, error)
+        return EXIT_RETRY
     return EXIT_DONE if run_ended() else EXIT_STOPPED
 
 
-def _begin_again(reason: str, *, seconds: float) -> int:
-    """Replace this program by itself; return an exit code where that has not helped.
+class Keeper:
+    """Keeps one serving child, and replaces it when it fails or falls silent."""
 
-    Args:
-        reason: Why the store failed.
-        seconds: How long it had served.
-    """
-    failures = (
-        environment.integer(environment.CONTROL_FAILURES, 0) + 1 if seconds < QUICK_FAILURE_SECONDS else 1
-    )
-    if failures >= QUICK_FAILURES:
-        log.error("control store failed %d times in a row, giving up: %s", failures, reason)
-        return EXIT_RETRY
-    log.error("control store failed, beginning again: %s", reason)
-    time.sleep(RESTART_PAUSE_SECONDS)
-    os.environ[environment.CONTROL_FAILURES] = str(failures)
-    # A new program image is the one sure way to get rid of the old store.
-    os.execv(sys.executable, sys.orig_argv)
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+        self._child: subprocess.Popen[bytes] | None = None
+        self._told_to_stop = False
+
+    def run(self) -> int:
+        """Return the exit code of the program."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        failures = 0
+        while not self._told_to_stop:
+            started = time.monotonic()
+            code = self._serve_once()
+            if code in (EXIT_DONE, EXIT_STOPPED, EXIT_CONFIG):
+                return code
+            failures = failures + 1 if time.monotonic() - started < QUICK_FAILURE_SECONDS else 1
+            if failures >= QUICK_FAILURES:
+                log.error("control store failed %d times in a row, giving up", failures)
+                return EXIT_RETRY
+            log.error("control store ended with %d, beginning again with an empty one", code)
+            time.sleep(RESTART_PAUSE_SECONDS)
+        return EXIT_STOPPED
+
+    def _serve_once(self) -> int:
+        read_end, write_end = os.pipe()
+        with os.fdopen(read_end, "rb") as pulses:
+            self._child = subprocess.Popen([*self._command, f"--pulse={write_end}"], pass_fds=[write_end])
+            os.close(write_end)
+            if self._told_to_stop:
+                self._child.terminate()
+            patience = START_SECONDS
+            while _has_data(pulses, patience) or _has_data(pulses, SECOND_LOOK_SECONDS):
+                if not os.read(read_end, 4096):
+                    return self._child.wait()
+                patience = SILENCE_SECONDS
+        log.error("control store did not answer for %g s: killing it", patience)
+        self._child.kill()
+        return self._child.wait()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._told_to_stop = True
+        if self._child is not None and self._child.poll() is None:
+            self._child.terminate()
+
+
+def _has_data(file: BinaryIO, seconds: float) -> bool:
+    return bool(select.select([file], [], [], seconds)[0])
+
+
+def _beat(pulse: int, host: str, port: int) -> None:
+    """Tell the parent each time that the store has answered a client."""
+    from torch._C._distributed_c10d import TCPStore
+
+    address = "127.0.0.1" if host == "0.0.0.0" else host
+    while True:
+        with contextlib.suppress(OSError, RuntimeError):
+            socket.create_connection((address, port), timeout=PULSE_SECONDS).close()
+            timeout = timedelta(seconds=SILENCE_SECONDS)
+            store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+            while True:
+                store.check(["holdfast/pulse"])
+                os.write(pulse, b".")
+                time.sleep(PULSE_SECONDS)
+        time.sleep(PULSE_SECONDS)

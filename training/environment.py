@@ -15,7 +15,6 @@ launch                     HOLDFAST_EXIT_FILE       ranks            see `leave_
 launch                     HOLDFAST_ROUND_FILE      agent            round that this node last worked in
 launch                     HOLDFAST_KEEPER          ranks            see training/slot_owners.py
 people                     HOLDFAST_SHARED_MEMORY   ranks            where snapshots lie; default: /dev/shm
-control                    HOLDFAST_CONTROL_FAILURES  control        its failures in a row
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ EXIT_FILE = "HOLDFAST_EXIT_FILE"
 ROUND_FILE = "HOLDFAST_ROUND_FILE"
 SHARED_MEMORY = "HOLDFAST_SHARED_MEMORY"
 KEEPER = "HOLDFAST_KEEPER"
-CONTROL_FAILURES = "HOLDFAST_CONTROL_FAILURES"
 
 DEFAULT_GRACE_SECONDS = 30
 # Part of the grace that is kept for the launcher's own end, after its workers.

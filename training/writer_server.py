@@ -18,7 +18,7 @@ from typing import Any
 from nvidia_resiliency_ext.checkpointing.async_ckpt import core
 from torch import multiprocessing as torch_multiprocessing
 
-from training.drain_worker import die_with_parent
+from training.processes import die_with_parent
 
 
 def start() -> None:

@@ -1,32 +1,91 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from training import control, environment
-from training.errors import EXIT_RETRY
+from torch._C._distributed_c10d import TCPStore
+
+from tests.training.stores import listens, until
+from training.control_watch import read_store_id
+from training.environment import free_port
+from training.errors import EXIT_CONFIG, EXIT_RETRY, EXIT_STOPPED
+from training.processes import descendants
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "training" / "recipes" / "rehearsal_cpu.toml"
+# argv: failures in a row that end it, seconds of silence that a store is killed after, arguments
+CONTROL = """
+import sys
+from training import control
+control.QUICK_FAILURES, control.SILENCE_SECONDS = int(sys.argv[1]), float(sys.argv[2])
+sys.exit(control.main(sys.argv[3:]))
+"""
 
 
-def test_error_that_comes_back_at_once_ends_the_control(tmp_path: Path) -> None:
-    """GIVEN a port that is in use and 3 failures before WHEN it fails twice more THEN it gives up."""
+def start(*arguments: object, failures: int = 5, silence_seconds: float = 10.0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CONTROL, str(failures), str(silence_seconds), *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+def answers(port: int) -> bool:
+    return listens(("127.0.0.1", port)) and bool(store_id(port))
+
+
+def store_id(port: int) -> str:
+    try:
+        return read_store_id(TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
+    except RuntimeError:
+        return ""
+
+
+def test_error_that_comes_back_at_once_ends_the_control() -> None:
+    """GIVEN a port that is in use WHEN it fails twice of two allowed times THEN it gives up."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        command = [sys.executable, "-m", "training", "control", str(RECIPE), "--host", "127.0.0.1"]
-        done = subprocess.run(
-            [*command, "--port", port],
-            env={**os.environ, environment.CONTROL_FAILURES: str(control.QUICK_FAILURES - 2)},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=110,
-            check=False,
-        )
-    assert done.returncode == EXIT_RETRY
-    assert done.stderr.count("control store failed, beginning again") == 1
-    assert f"failed {control.QUICK_FAILURES} times in a row, giving up" in done.stderr
+        port = taken.getsockname()[1]
+        control = start(RECIPE, "--host", "127.0.0.1", "--port", port, failures=2)
+        _, errors = control.communicate(timeout=110)
+    assert control.returncode == EXIT_RETRY
+    assert errors.count("beginning again") == 1
+    assert "failed 2 times in a row, giving up" in errors
+
+
+def test_recipe_that_is_wrong_ends_the_control(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("version = 1\n")
+    command = [sys.executable, "-m", "training", "control", str(recipe)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=110, check=False)
+    assert done.returncode == EXIT_CONFIG
+
+
+def test_store_that_is_stopped_is_replaced_and_its_clients_set_free() -> None:
+    """GIVEN a stopped store, in which a client waits for ever THEN another one is in its place soon."""
+    port = free_port()
+    control = start(RECIPE, "--host", "127.0.0.1", "--port", port, silence_seconds=3.0)
+    try:
+        assert until(lambda: answers(port), seconds=60)
+        before = store_id(port)
+        [child] = descendants(control.pid)
+        os.kill(child, signal.SIGSTOP)
+        assert until(lambda: answers(port) and store_id(port) != before, seconds=90)
+        control.terminate()
+        _, errors = control.communicate(timeout=60)
+    finally:
+        control.kill()
+    assert control.returncode == EXIT_STOPPED
+    assert "control store did not answer for 3 s: killing it" in errors
+    assert not listens(("127.0.0.1", port))
+
+
+def test_store_dies_with_the_control() -> None:
+    port = free_port()
+    control = start(RECIPE, "--host", "127.0.0.1", "--port", port)
+    try:
+        assert until(lambda: listens(("127.0.0.1", port)), seconds=60)
+    finally:
+        control.kill()
+        control.communicate(timeout=60)
+    assert until(lambda: not listens(("127.0.0.1", port)))

@@ -15,6 +15,7 @@ from pathlib import Path
 from nvidia_resiliency_ext.checkpointing.async_ckpt.core import AsyncCallsQueue, AsyncRequest
 import torch.distributed as dist
 from training import writer_server
+from training.processes import die_with_parent
 
 def work(path):
     words = Path("/proc/self/cmdline").read_text().split("\\0")
@@ -25,6 +26,7 @@ if __name__ == "__main__":
     writer_server.start()
     dist.get_rank = lambda: 0
     queue = AsyncCallsQueue(persistent=True, cpu_shm_mode=True)
+    queue.schedule_async_request(AsyncRequest(die_with_parent, (), []))
     queue.schedule_async_request(AsyncRequest(work, (sys.argv[1],), []))
     while queue.get_num_unfinalized_calls():
         queue.maybe_finalize_async_calls(blocking=False, no_dist=True)
@@ -69,11 +71,11 @@ def test_checkpoint_worker_is_a_copy_and_ends_with_its_rank(tmp_path: Path) -> N
     rank.stdout.close()
 
 
-def test_server_of_a_killed_rank_dies(tmp_path: Path) -> None:
+def test_worker_and_server_of_a_killed_rank_die(tmp_path: Path) -> None:
     rank = start(tmp_path, "wait")
-    _, server, _, _ = (tmp_path / "worker").read_text().split()
+    worker, server, _, _ = (tmp_path / "worker").read_text().split()
     rank.send_signal(signal.SIGKILL)
     rank.wait(60)
-    assert gone(int(server))
+    assert gone(int(worker), int(server))
     assert rank.stdout is not None
     rank.stdout.close()
