@@ -4,8 +4,9 @@
     python -m bench.recovery --output recovery.jsonl
     python -m bench.recovery --device cuda --recipe training/recipes/rehearsal_gpu.toml    (Holdfast alone)
 
-Two simulated nodes of one rank each, and a spare where a node is lost. The peers train a model of the same size
-by a stock FSDP script that saves a DCP checkpoint every 10 steps; their launchers are process 1 of a pod that is started again at once.
+Two simulated nodes of one rank each, and a spare where a node is lost. The peers train a model of the same
+size by a stock FSDP script that saves a DCP checkpoint every 10 steps; their launchers are process 1 of a pod
+that is started again at once.
 "control store" kills what holds the rendezvous: ours is a process of its own, theirs the first launcher.
 """
 
@@ -117,7 +118,7 @@ def _record(row: Row, output: Path | None) -> None:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench.recovery", description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--recipe", type=Path, default=Path("training/recipes/rehearsal_cpu.toml"))
+    parser.add_argument("--recipe", type=Path, default=Path("training/recipes/soak_cpu.toml"))
     parser.add_argument("--faults", default=",".join(FAULTS), help="default: %(default)s")
     parser.add_argument("--peers", default=",".join(peers.LAUNCHERS), help="default: %(default)s")
     parser.add_argument("--step", type=int, default=25, help="step that is hit; default: %(default)s")
