@@ -1,7 +1,7 @@
 """The control pod of a run: the store outside all ranks, and the publisher of the run's status.
 
 A one-pod Job on the system nodes. The store ends with 0 when the run is over. Its sidecar writes the
-status into an annotation of the training Job, suspends that Job before its capacity ends, and removes this
+status into an annotation of the training Job, ends its pods before its capacity ends, and removes this
 Job when the training Job has failed.
 """
 

@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     metadata = job["metadata"]
     if not jobs.is_finished(job):
         _stop(kubectl, metadata["name"], grace_seconds=jobs.grace_seconds(job))
-    print(jobs.delete_objects(kubectl, job), end="")  # noqa: T201
+    print(jobs.delete_objects(kubectl, metadata["name"]), end="")  # noqa: T201
     directory = metadata.get("annotations", {}).get(DIRECTORY_ANNOTATION)
     if directory:
         print(f"{directory} stays on the shared file system")  # noqa: T201
@@ -33,19 +33,16 @@ def main(arguments: list[str]) -> int:
 
 
 def _stop(kubectl: Kubectl, name: str, *, grace_seconds: int) -> None:
-    """Delete a Job, and show which pods are left until the last one has ended.
+    """End a Job's pods while its control store lives, without which they can't save; show which are left.
 
     Raises:
         RunError: A pod is there for longer than it may take to end.
     """
     print(f"stopping {name}: its pods have {grace_seconds} s to save and end", flush=True)  # noqa: T201
-    kubectl.run("delete", "job", name, "--cascade=foreground", "--wait=false", "--ignore-not-found")
+    kubectl.patch("job", name, jobs.STOP)
     deadline, shown = time.monotonic() + grace_seconds + _MARGIN_SECONDS, ""
-    while True:
-        try:
-            left = _left(cluster_report(kubectl, name).pods)
-        except jobs.NoSuchJob:
-            return
+    while (report := cluster_report(kubectl, name)).state == "stopping":
+        left = _left(report.pods)
         if left != shown:
             print(left, flush=True)  # noqa: T201
             shown = left
@@ -55,6 +52,10 @@ def _stop(kubectl: Kubectl, name: str, *, grace_seconds: int) -> None:
 
 
 def _left(pods: list[PodStatus]) -> str:
-    places = [f"{pod.name} on {pod.node}{' (not ready)' if pod.node_ready is False else ''}" for pod in pods]
+    places = [
+        f"{pod.name} on {pod.node}{' (not ready)' if pod.node_ready is False else ''}"
+        for pod in pods
+        if pod.phase not in ("Succeeded", "Failed")
+    ]
     more = [f"{len(places) - _PODS_SHOWN} more"] if len(places) > _PODS_SHOWN else []
     return f"pods left: {', '.join([*places[:_PODS_SHOWN], *more]) or 'none'}"

@@ -7,13 +7,16 @@ from typing import Any, Literal
 
 from k8s import trainer
 from k8s.kubectl import Kubectl
-from k8s.pod import COMPONENT_LABEL, INSTANCE_LABEL, QUEUE_LABEL, RUN_LABEL
+from k8s.pod import COMPONENT_LABEL, INSTANCE_LABEL, RUN_LABEL
 from training.errors import RunError
 
-State = Literal["queued", "suspended", "pending", "running", "stopping", "complete", "failed"]
+State = Literal["queued", "pending", "running", "stopping", "stopped", "complete", "failed"]
 KINDS_OF_A_JOB = ("job", "service", "configmap", "poddisruptionbudget", "role", "rolebinding")
 DEFAULT_NAMESPACE = "training"
-_DELETE_MARGIN_SECONDS = 120  # over the pods' grace
+_DELETE_SECONDS = 300
+STOP: dict[str, Any] = {"spec": {"parallelism": 0}}
+"""Change that ends all pods of a Job, each with its grace period, and keeps the Job and its control store.
+Suspending would do the same, but a queue that has admitted the Job resumes it."""
 
 
 class NoSuchJob(RunError):
@@ -64,15 +67,18 @@ def state_of(job: dict[str, Any]) -> State:
         return "complete"
     if is_true(job, "Failed"):
         return "failed"
+    status = job.get("status", {})
     if "deletionTimestamp" in job["metadata"]:
         return "stopping"
+    if job["spec"].get("parallelism") == 0:
+        return "stopping" if status.get("active") or status.get("terminating") else "stopped"
     if job["spec"].get("suspend"):
-        return "queued" if QUEUE_LABEL in job["metadata"].get("labels", {}) else "suspended"
-    return "running" if job.get("status", {}).get("ready") else "pending"
+        return "queued"
+    return "running" if status.get("ready") else "pending"
 
 
 def is_finished(job: dict[str, Any]) -> bool:
-    return state_of(job) in ("complete", "failed")
+    return state_of(job) in ("complete", "failed", "stopped")
 
 
 def failure_of(job: dict[str, Any]) -> str:
@@ -103,19 +109,13 @@ def grace_seconds(job: dict[str, Any]) -> int:
     return int(job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"])
 
 
-def delete_objects(kubectl: Kubectl, job: dict[str, Any]) -> str:
-    """Delete a Job, and all that belongs to it when its last pod has ended.
-
-    Returns:
-        What was deleted, an object a line.
-    """
-    name = str(job["metadata"]["name"])
-    seconds = grace_seconds(job) + _DELETE_MARGIN_SECONDS
-    wait = ("--cascade=foreground", "--ignore-not-found", f"--timeout={seconds}s", "--wait")
-    # pods that save as they stop still need their control store
-    first = kubectl.run("delete", "job", name, *wait, request_timeout="0")
-    selector = f"--selector={selector_of(name)}"
-    return first + kubectl.run("delete", ",".join(KINDS_OF_A_JOB), selector, *wait, request_timeout="0")
+def delete_objects(kubectl: Kubectl, job_name: str) -> str:
+    """Delete a Job and all that belongs to it; return what was deleted, an object a line."""
+    # foreground: the name is free again only when the last pod has ended
+    arguments = ("--cascade=foreground", "--ignore-not-found", f"--timeout={_DELETE_SECONDS}s", "--wait")
+    kinds = ",".join(KINDS_OF_A_JOB)
+    selector = f"--selector={selector_of(job_name)}"
+    return kubectl.run("delete", kinds, selector, *arguments, request_timeout="0")
 
 
 def _conditions(job: dict[str, Any]) -> list[dict[str, Any]]:

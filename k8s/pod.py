@@ -15,7 +15,6 @@ GPU_TAINT = "nvidia.com/gpu"
 UNREACHABLE_SECONDS = 30  # NVRx has replaced the node long before; this frees the pod's index
 
 RUN_LABEL = "holdfast/run"
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 

@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--recipe", type=Path, required=True, help="recipe of the run")
     parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run")
     parser.add_argument(
-        "--stop-at", type=_time, metavar="TIME", help="suspend the Job then, so that its pods save and end"
+        "--stop-at", type=_time, metavar="TIME", help="end the pods then, so that they can save"
     )
     parser.add_argument("--period-seconds", type=float, default=PERIOD_SECONDS, help="default: %(default)s")
     options = parser.parse_args(arguments)
@@ -96,13 +96,13 @@ class Publisher:
             annotations = {STATUS_ANNOTATION: text}
             self._kubectl.patch("job", self._name, {"metadata": {"annotations": annotations}})
             self._published = text
-        self._suspend_if_due()
+        self._stop_if_due()
         return self._is_needed(self._kubectl.get("job", self._name))
 
-    def _suspend_if_due(self) -> None:
+    def _stop_if_due(self) -> None:
         """Stop the pods of a Job whose capacity ends, each with its whole grace period."""
         if self._stop_at is not None and datetime.now(UTC) >= self._stop_at:
-            self._kubectl.patch("job", self._name, {"spec": {"suspend": True}})
+            self._kubectl.patch("job", self._name, jobs.STOP)
             self._stop_at = None
 
     def _is_needed(self, job: dict[str, Any] | None) -> bool:

@@ -26,6 +26,7 @@ MARK = "holdfast-smoke"  # of the result line; training/smoke.py writes it
 _SIZE_MIB = 1024
 _WAIT_SECONDS = 1200
 _POLL_SECONDS = 5.0
+_GRACE_SECONDS = 30
 # of the table's bandwidth: an all-reduce between few nodes does not reach all of it
 _SLOW, _BROKEN = 0.5, 0.2
 _EFA_LINE = "provider is efa"
@@ -45,7 +46,7 @@ def run_smoke(kubectl: Kubectl, run: Run) -> Iterator[Finding]:
             return
         yield from judge(log, run)
     finally:
-        jobs.delete_objects(kubectl, objects[-1])
+        jobs.delete_objects(kubectl, name)
 
 
 def smoke_objects(run: Run) -> list[Manifest]:
@@ -54,7 +55,9 @@ def smoke_objects(run: Run) -> list[Manifest]:
     job = trainer.training_job(run, name=name)
     nodes = run.recipe.job.nodes
     job["spec"] |= {"completions": nodes, "parallelism": nodes, "backoffLimitPerIndex": 0}
-    container = job["spec"]["template"]["spec"]["containers"][0]
+    pod = job["spec"]["template"]["spec"]
+    pod["terminationGracePeriodSeconds"] = _GRACE_SECONDS
+    container = pod["containers"][0]
     container["command"] = _command(run, name=name)
     container["env"] = [
         *(variable for variable in container["env"] if variable["name"] != "NCCL_DEBUG"),

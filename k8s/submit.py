@@ -31,8 +31,9 @@ def main(arguments: list[str]) -> int:
 def submit(kubectl: Kubectl, run: Run, kind: JobKind = "train", *, dry_run: bool = False) -> str:
     """Apply a Job and what belongs to it; return what happened, an object a line.
 
-    A finished Job of the same name is removed first, so that the run goes on from its checkpoints. One that
-    is alive is left as it is: applied again, it would be suspended again where a queue has admitted it.
+    A Job of the same name that has ended or was stopped is removed first, so that the run goes on from its
+    checkpoints. One that is alive is left as it is: applied again, it would be suspended again where a queue
+    has admitted it.
 
     Raises:
         RunError: The run is in use by another Job, or the API server refuses an object.
@@ -46,7 +47,7 @@ def submit(kubectl: Kubectl, run: Run, kind: JobKind = "train", *, dry_run: bool
         return kubectl.apply(as_yaml(objects), dry_run=True)
     job = kubectl.get("job", name)
     if job is not None and jobs.is_finished(job):
-        jobs.delete_objects(kubectl, job)
+        jobs.delete_objects(kubectl, name)
         job = None
     applied = kubectl.apply(as_yaml(objects if job is None else objects[:-1]))
     _tie_to_job(kubectl, objects)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from k8s.network import CONTROL_PORT, control_address, network_environment, pod_sysctls
 from k8s.pod import (
-    QUEUE_LABEL,
     RECIPE_FILE,
     Manifest,
     container,
@@ -58,7 +57,7 @@ def training_job(run: Run, *, name: str) -> Manifest:
     }
     job["metadata"]["annotations"] = {DIRECTORY_ANNOTATION: run.directory}
     if run.recipe.kubernetes.queue:
-        job["metadata"]["labels"][QUEUE_LABEL] = run.recipe.kubernetes.queue
+        job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = run.recipe.kubernetes.queue
         job["spec"]["suspend"] = True  # Kueue admits a Job by resuming it
     return job
 

@@ -209,18 +209,22 @@ def test_control_pod_goes_with_a_failed_run(
 
 
 def test_a_run_stops_before_its_capacity_ends(
-    submitted: RunInCluster, control_plane: ControlPlane, tmp_path: Path
+    submitted: RunInCluster, files: tuple[Run, Path, Path], control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     publisher = start_publisher(submitted, control_plane, tmp_path / "run", "--stop-at=2026-11-01T00:00:00Z")
     try:
         wait_until(lambda: not submitted.pods(), "trainers stopped")
         # THEN the Job is kept, with its control store
         status = k8s("status", submitted.name, "--namespace", submitted.kubectl.namespace)
-        assert f"Job {submitted.name}: suspended" in status.stdout
+        assert f"Job {submitted.name}: stopped" in status.stdout
         assert submitted.kubectl.get("job", control_name(submitted.name)) is not None
     finally:
         publisher.terminate()
         publisher.communicate(timeout=60)
+    # AND goes on when it is submitted again
+    _, recipe, outputs = files
+    assert k8s("submit", recipe, "--outputs", outputs).returncode == 0
+    submitted.wait_for_running(2)
 
 
 def test_a_run_is_not_submitted_to_capacity_that_ends(files: tuple[Run, Path, Path], tmp_path: Path) -> None:
