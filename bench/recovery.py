@@ -15,14 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.recovering import ours, peers
-from training.processes import adopt_orphans
+from training.errors import EXIT_STOPPED
+from training.processes import adopt_orphans, end_descendants
 from training.rehearsal.isolation import Isolation, isolation
 
 FAULTS = ("worker", "launcher", "node with spare", "control store")
@@ -36,22 +38,26 @@ Row = dict[str, Any]
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; return 1 if a bar of ours is missed."""
     arguments = _parse(argv)
-    faults = arguments.faults.split(",")
     adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(EXIT_STOPPED))
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="hf-", dir=arguments.directory) as root, isolation() as kind:
-        if arguments.device == "cuda":
-            faults = ["worker"]
-        for fault in faults:
-            found = [_measure_ours(fault, arguments, Path(root))]
-            if arguments.device == "cpu":
-                names = arguments.peers.split(",") if arguments.peers else []
-                found += [_measure_peer(name, fault, Path(root), kind) for name in names]
-            for row in found:
+        try:
+            for row in _rows(arguments, Path(root), kind):
                 _record(row, arguments.output)
-            rows += found
+                rows.append(row)
+        finally:
+            end_descendants()
     print(table(rows))  # noqa: T201
     return 1 if arguments.device == "cpu" and any(_misses(row) for row in rows) else 0
+
+
+def _rows(arguments: argparse.Namespace, root: Path, kind: Isolation) -> Iterator[Row]:
+    on_cpu = arguments.device == "cpu"
+    for fault in arguments.faults.split(",") if on_cpu else ["worker"]:
+        yield _measure_ours(fault, arguments, root)
+        for name in arguments.peers.split(",") if on_cpu and arguments.peers else []:
+            yield _measure_peer(name, fault, root, kind)
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -103,6 +103,27 @@ def test_lost_node_loses_its_memory(
     assert (loss["source"], loss["steps_lost"]) == ("durable", 3)
 
 
+def test_training_goes_on_without_the_control_store(
+    machine: CleanMachine, tmp_path: Path, data: Path, undisturbed: Path
+) -> None:
+    verdict = rehearse(
+        (fault("control_loss", 0, 10),),
+        machine=machine,
+        tmp_path=tmp_path,
+        data=data,
+        undisturbed=undisturbed,
+    )
+    assert verdict["passed"], explain(verdict)
+    events = read_events(Path(verdict["run_dir"]) / "disturbed")
+    lost, back = (
+        next(event["time"] for event in events if event["event"] == name)
+        for name in ("fault", "process_exit")
+    )
+    done = {event["step"] for event in events if event["event"] == "step" and lost < event["start"] < back}
+    assert len(done) > 1
+    assert [e for e in events if e["event"] in ("exception", "worker_exit") and lost < e["time"] < back] == []
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_spare_takes_a_lost_nodes_place(
     rank: int, machine: CleanMachine, tmp_path: Path, data: Path, undisturbed: Path

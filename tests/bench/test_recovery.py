@@ -1,0 +1,26 @@
+"""The table of bench/recovery."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.recovery import table
+
+ROWS: list[dict[str, Any]] = [
+    {
+        "system": "Holdfast",
+        "fault": "worker",
+        "seconds": 2.0,
+        "steps_lost": 0,
+        "phases": {"detect": 0.5, "stop": 0.001, "first step": 1.5},
+    },
+    {"system": "torchrun", "fault": "worker", "seconds": 9.0},
+    {"system": "NVRx ft_launcher", "fault": "worker", "seconds": None},
+]
+
+
+def test_table_has_ratios_and_phases() -> None:
+    lines = table(ROWS).splitlines()
+    assert lines[2] == "| worker | Holdfast | 2.00 | 1.0 | 0 | detect 0.50, first step 1.50 |"
+    assert lines[3] == "| worker | torchrun | 9.00 | 4.5 | - |  |"
+    assert lines[4] == "| worker | NVRx ft_launcher | none in 120 s | - | - |  |"
