@@ -21,6 +21,7 @@ from training.fault_config import DONE_POINTS, HARMLESS, SETUP_POINTS
 Event = Mapping[str, Any]
 
 STEP = "step"
+LOST = "lost work"
 RENDEZVOUS = "rendezvous"
 
 
@@ -166,10 +167,17 @@ def attempts(events: Iterable[Event]) -> Iterator[Attempt]:
             key=(int(own[0]["round"]), iteration),
             began=min(_beginning(event) for event in own),
             intervals=_intervals(own),
-            restoration=next((e for e in own if e["event"] == "restored"), None),
+            restoration=_restoration(own),
             faults=tuple(e for e in own if e["event"] == "fault"),
             exceptions=tuple(e for e in own if e["event"] == "exception"),
         )
+
+
+def _restoration(events: Sequence[Event]) -> Event | None:
+    """Return the restore that an attempt began with; one that goes back before a NaN restores again later."""
+    first = min((float(event["time"]) for event in events if event["event"] == STEP), default=float("inf"))
+    restores = (e for e in events if e["event"] == "restored" and e["time"] < first)
+    return next(restores, None)
 
 
 def _beginning(event: Event) -> float:
@@ -179,11 +187,18 @@ def _beginning(event: Event) -> float:
 def _intervals(events: Sequence[Event]) -> tuple[Interval, ...]:
     """Return an attempt's spans in order, each cut where the next one starts."""
     spans = sorted((_interval(event) for event in events if _is_span(event)), key=lambda i: i.start)
+    spans = [replace(span, name=LOST) if _is_undone(span, events) else span for span in spans]
     limits = itertools.chain((following.start for following in spans[1:]), [float("inf")])
     return tuple(
         replace(span, end=limit) if span.end > limit else span
         for span, limit in zip(spans, limits, strict=False)
     )
+
+
+def _is_undone(span: Interval, events: Sequence[Event]) -> bool:
+    """Say whether the attempt itself went back before this step, as it does after a NaN."""
+    restores = (event for event in events if event["event"] == "restored" and event["time"] > span.start)
+    return span.name == STEP and any((span.step or 0) > event["step"] for event in restores)
 
 
 def _is_span(event: Event) -> bool:

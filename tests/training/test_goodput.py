@@ -92,6 +92,19 @@ def test_in_job_restart_without_loss() -> None:
     assert (result.steps, result.steps_lost) == (10, 0)
 
 
+def test_steps_before_which_training_goes_back_are_lost_work() -> None:
+    script = started()
+    script.steps(4, 1.0)
+    script.steps(2, 1.0, part="lost work")
+    script.span("load", 0.3)
+    script.all_ranks("restored", step=4)
+    script.step = 4
+    script.steps(6, 1.0)
+    script.end()
+    result = check(script)
+    assert (result.steps, result.restarts, result.finished) == (10, (), True)
+
+
 def test_step_whose_line_was_lost_is_counted() -> None:
     """GIVEN a kill took the line of a finished step away THEN the fault tells that it was finished."""
     script = started()
