@@ -191,13 +191,16 @@ class ControlState(barrier._RendezvousBarrierState):  # type: ignore[misc]
         return now > self._last_call
 
     def _assign_group_ranks(
-        self, participants: Sequence[Any], world_size: int, standby_only_participants: Sequence[Any] = ()
+        self,
+        participants: Sequence[Any],
+        world_size: int,
+        standby_only_participants: Sequence[Any] | None = None,  # 0.7.0
     ) -> dict[Any, int]:
         newest = {participant[1]: participant[0] for participant in participants}
         self._ranks = keep_ranks(sorted(newest), self._ranks, world_size=world_size)
         self._hearing = Hearing()
         assigned = {newest[node]: rank for node, rank in self._ranks.items()}
-        rest = [p[0] for p in (*participants, *standby_only_participants) if p[0] not in assigned]
+        rest = [p[0] for p in (*participants, *(standby_only_participants or ())) if p[0] not in assigned]
         return assigned | {node: world_size + index for index, node in enumerate(rest)}
 
 
