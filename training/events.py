@@ -15,15 +15,15 @@ Events of a rank:
     step         a step was committed: `step`, `start`, `seconds`, `tokens`
     metrics      what it computed, read from the device a step late: `step`, `loss`, `gradient_norm`,
                  `learning_rate`
-    non_finite   a step's loss or gradient norm was NaN or infinite, and its update left out: `step`, `action`,
-                 `loss`, `gradient_norm`, `own_loss` (of this rank's samples), `sample_ids`, `skipped` (so far)
+    non_finite   a loss or gradient norm was NaN or infinite, and its update left out: `step`, `action`,
+                 `loss`, `gradient_norm`, `own_loss` (of this rank's samples), `sample_ids`, `skipped` so far
     parked       the rank was told to stop, and did after a step: `step`, `durable`
     fault        a planned fault is about to hit: `index`, `kind`, `step`, `point`; also `damaged_step` or
                  `damaged_path`. What proves that it did: training/fault_config.py
     fault_over   a planned fault that training sits through has ended: `index`, `seconds`
     fault_missed a planned fault could not be done: `index`, `reason`
     exception    the training function ended in an exception: `type`, `message`, and `step`, the one
-                 after the last that was committed or restored (null before that); `notes`, such as its samples
+                 after the last that was committed or restored (null before that); `notes`: its samples
     reentry      the in-process layer calls the training function again
     restored     state was loaded: `step`, `source` (memory, local, durable), `path`, `lineage` that begins,
                  `parent`, `phases` (seconds by name)

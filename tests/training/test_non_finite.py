@@ -17,9 +17,11 @@ from training.config import JobConfig
 from training.data import Batch
 from training.events import EventLog, read_events
 from training.fingerprint import fingerprint, load_full, newest_checkpoint
+from training.ledger import consumed
 from training.metrics import Reading
 from training.non_finite import MAXIMUM_SKIPPED_IN_A_ROW, NonFiniteGuard, NonFiniteLossError, update_on_device
 
+pytestmark = pytest.mark.timeout(300)
 BAD_STEP = 3
 
 
@@ -103,6 +105,8 @@ def test_roll_back_does_the_step_again(data: Path, tmp_path: Path, undisturbed: 
     restored = [(e["source"], e["step"]) for e in events_of(tmp_path, "restored") if e["rank"] == 0]
     assert restored == [("memory", BAD_STEP - 1)]
     assert len(events_of(tmp_path, "non_finite")) == 2
+    # every sample of the order is consumed once along the surviving line
+    assert [entry.position for entry in consumed(tmp_path) if entry.rank == 1] == [0, 8, 16, 24, 32, 40]
 
 
 @pytest.mark.parametrize(
