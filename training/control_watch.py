@@ -94,6 +94,7 @@ class _Talk(threading.Thread):
         self.stopped.set()
         talk = _Talk(self.store, store_id=self._store_id, heartbeat_key=self._heartbeat_key)
         talk.key, talk.answered = self.key, self.answered
+        talk.problem = "it has stopped answering"
         talk.start()
         return talk
 

@@ -53,7 +53,7 @@ def make_handler(store: TCPStore, kind: Any = RendezvousHandler) -> Any:
     handler = kind.__new__(kind)
     handler._store, handler._this_node, handler._assigned_rank = store, NODES[0], 0
     handler._settings = SimpleNamespace(run_id="run")
-    handler._cycle_info_reporter, handler._agent = None, None
+    handler._cycle_info_reporter = handler._agent = handler._attribution_service = None
     handler._barrier_state = barrier._RendezvousBarrierState(store, "run")
     return handler
 
