@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from bench.multi_gpu import recipes
@@ -41,13 +40,12 @@ def measure(workload: Workload, settings: Settings, *, save_every_steps: int) ->
             directory=root / "run",
             keep_checkpoints=True,
         )
-        wanted = save_every_steps * (number + 1)
         with run:
             run.skip_old_events()
-            enough = _has_resumed if number == len(legs) - 1 else partial(_is_committed, step=wanted)
+            enough = _has_resumed if number == len(legs) - 1 else _has_saved
             wait_for([run], enough, seconds=_LEG_SECONDS)
         size = state_bytes(load_recipe(recipe))
-        rows.append({"section": "durable", "leg": number, "ranks": ranks, **_leg(run.events, wanted, size)})
+        rows.append({"section": "durable", "leg": number, "ranks": ranks, **_leg(run.events, size)})
     return rows
 
 
@@ -56,14 +54,16 @@ def _has_resumed(run: Run) -> bool:
     return run.step() > 0
 
 
-def _is_committed(run: Run, step: int) -> bool:
-    return any(
-        event["event"] == "checkpoint" and event["status"] == "committed" and event["step"] == step
-        for event in run.events
-    )
+def _has_saved(run: Run) -> bool:
+    """Say whether a save is durable; it may be later than it was due, once the slots are there."""
+    return bool(_committed_steps(run.events))
 
 
-def _leg(events: Sequence[Event], step: int, size_bytes: int) -> dict[str, Any]:
+def _committed_steps(events: Sequence[Event]) -> list[int]:
+    return [int(e["step"]) for e in events if e["event"] == "checkpoint" and e["status"] == "committed"]
+
+
+def _leg(events: Sequence[Event], size_bytes: int) -> dict[str, Any]:
     row: dict[str, Any] = {"state_gb": round(size_bytes / 1e9, 2)}
     restored = [event for event in events if event["event"] == "restored"]
     if restored:
@@ -73,8 +73,10 @@ def _leg(events: Sequence[Event], step: int, size_bytes: int) -> dict[str, Any]:
             resumed_at=restored[0]["step"], restored_from=restored[0]["source"], restore_phases=slowest
         )
         row["load_gbps"] = round(size_bytes / 1e9 / max(slowest.get("load", 0.0), 1e-9), 2)
-    if not any(e["event"] == "checkpoint" and e["step"] == step for e in events):
+    committed = _committed_steps(events)
+    if not committed:
         return row  # the last leg is there to read
+    step = committed[0]
     saves = [e for e in events if e.get("name") == "save" and e.get("step") == step]
     marks = {
         e["status"]: float(e["time"]) for e in events if e["event"] == "checkpoint" and e["step"] == step

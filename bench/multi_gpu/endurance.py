@@ -63,11 +63,10 @@ def measure(workload: Workload, settings: Settings, *, restarts: int) -> list[di
 
     with run:
         wait_for([run], done, seconds=_START_SECONDS + _RESTART_SECONDS * restarts)
-    restored = [event for event in run.events if event["event"] == "restored" and event["rank"] == 0]
     return [
         {
             "section": "endurance",
-            "restarts": len(restored),
+            "restarts": max(samples.by_iteration, default=0),
             "same_process": len({event["pid"] for event in run.events if event["event"] == "step"})
             == settings.gpus,
             "samples": {str(number): held for number, held in samples.by_iteration.items()},

@@ -12,24 +12,25 @@ import logging
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.multi_gpu import recipes
 from bench.multi_gpu.recipes import Workload
-from bench.multi_gpu.runs import BenchmarkError, Event, Run, Settings, by_launch, wait_for
+from bench.multi_gpu.runs import BenchmarkError, Run, Settings, by_launch, wait_for
 from training import environment
 from training.config import load_recipe
 from training.events import read_events
 from training.goodput import ledger
-from training.rehearsal.verdict import judge_faults
+from training.rehearsal.verdict import FaultOutcome, judge_faults
 
 logger = logging.getLogger("bench.multi_gpu")
 
 _LIMIT_SECONDS = 240.0
 _STEPS_AFTER_LAST = 5
+_FIELDS = ("kind", "rank", "step", "point", "recovered", "layer", "steps_lost")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +70,7 @@ def measure_times(case: RecoveryCase, settings: Settings) -> list[dict[str, Any]
     events = read_events(root / "run")
     outcomes = judge_faults(load_recipe(recipe).rehearsal.faults, events, ledger(events).restarts)
     common = {"section": "recovery", "model": case.workload.name, "ranks": settings.gpus, "nodes": case.nodes}
-    return [{**common, **_row(asdict(outcome), events)} for outcome in outcomes]
+    return [{**common, **_row(outcome)} for outcome in outcomes]
 
 
 def measure_verdict(case: RecoveryCase, settings: Settings) -> list[dict[str, Any]]:
@@ -85,9 +86,8 @@ def measure_verdict(case: RecoveryCase, settings: Settings) -> list[dict[str, An
     if not lines:
         raise BenchmarkError(f"{case.name}: ended with {done.returncode}\n{done.stderr[-3000:]}")
     verdict = json.loads(lines[-1])
-    events = read_events(run_dir / "disturbed")
     common = {"section": "verdict", "model": case.workload.name, "ranks": settings.gpus, "nodes": case.nodes}
-    return [{**common, **_row(found, events), **_verdict(verdict)} for found in verdict["faults"]]
+    return [{**common, **_row(FaultOutcome(**found)), **_verdict(verdict)} for found in verdict["faults"]]
 
 
 def _fresh_directory(case: RecoveryCase, settings: Settings) -> Path:
@@ -117,30 +117,16 @@ def _recipe(case: RecoveryCase, settings: Settings, *, deterministic: bool) -> d
     )
 
 
-def _row(outcome: Mapping[str, Any], events: Sequence[Event]) -> dict[str, Any]:
-    row = {
-        name: outcome[name] for name in ("kind", "rank", "step", "point", "recovered", "layer", "steps_lost")
+def _row(outcome: FaultOutcome) -> dict[str, Any]:
+    phases = {name: round(seconds, 3) for name, seconds in outcome.phases.items() if seconds}
+    first_step = phases.get("first step", 0.0)
+    return {
+        **{name: getattr(outcome, name) for name in _FIELDS},
+        "phases": phases,
+        "restored_from": outcome.source,
+        "new_step_seconds": round(sum(phases.values()), 2),
+        "state_loaded_seconds": round(sum(phases.values()) - first_step, 2),
     }
-    row["phases"] = {name: round(seconds, 3) for name, seconds in outcome["phases"].items() if seconds}
-    hit = next((e for e in events if e["event"] == "fault" and e["index"] == outcome["index"]), None)
-    if hit is None:
-        return {**row, "recovered": False}
-    after = [event for event in events if event["time"] > hit["time"]]
-    restored = [event for event in after if event["event"] == "restored"]
-    if not restored:
-        return row
-    step, pid = int(restored[0]["step"]), restored[0]["pid"]
-    new = [
-        e
-        for e in after
-        if e["event"] == "metrics" and e["step"] == step + 1 and e["time"] > restored[0]["time"]
-    ]
-    row["restored_from"] = restored[0]["source"]
-    row["restore_phases"] = next(e["phases"] for e in restored if e["pid"] == pid)
-    if new:
-        row["fault_to_new_step_seconds"] = round(float(new[0]["time"]) - float(hit["time"]), 2)
-        row["rebuilt_seconds"] = round(float(restored[0]["time"]) - float(hit["time"]), 2)
-    return row
 
 
 def _verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:

@@ -112,17 +112,26 @@ def _recovery(rows: Sequence[Row]) -> Iterator[str]:
         return
     yield from _head("Recovery over NCCL: fault to first new step")
     yield from _columns(
-        "fault", "rank", "layer", "state from", "steps lost", "s to the state", "s to a new step", "phases, s"
+        "tree",
+        "fault",
+        "rank",
+        "layer",
+        "state from",
+        "steps lost",
+        "s to the state",
+        "s to a new step",
+        "phases, s",
     )
     for row in recovery:
         yield _line(
+            row.get("tree", ""),
             f"{row['kind']} ({row['point']})",
             row["rank"],
             row["layer"] if row["recovered"] else "**not recovered**",
-            row.get("restored_from", ""),
+            row["restored_from"] or "none",
             row["steps_lost"],
-            row.get("rebuilt_seconds", ""),
-            row.get("fault_to_new_step_seconds", ""),
+            row["state_loaded_seconds"],
+            row["new_step_seconds"],
             _phases(row["phases"]),
         )
 
@@ -149,11 +158,11 @@ def _verdict(rows: Sequence[Row]) -> Iterator[str]:
             f"{row['nodes']} x {row['ranks'] // row['nodes']}",
             row["kind"],
             row["layer"] if row["recovered"] else "**not recovered**",
-            row.get("restored_from", ""),
+            row["restored_from"] or "none",
             row["steps_lost"],
-            row.get("fault_to_new_step_seconds", ""),
-            "yes" if row["identical_loss"] else "no",
-            "yes" if row["identical_params"] else "no",
+            row["new_step_seconds"],
+            _answer(row["identical_loss"]),
+            _answer(row["identical_params"]),
         )
 
 
@@ -161,7 +170,7 @@ def _endurance(rows: Sequence[Row]) -> Iterator[str]:
     for row in _of(rows, "endurance"):
         samples: Mapping[str, Mapping[str, list[float]]] = row["samples"]
         names = list(next(iter(samples.values()), {}))
-        yield from _head(f"{row['restarts']} in-process restarts in a row, each rank")
+        yield from _head(f"{max(samples, key=int)} in-process restarts in a row, each rank")
         yield from _columns("restarts", *(name.replace("_", " ") for name in names))
         numbers = [
             number
@@ -233,6 +242,10 @@ def _line(*values: Any) -> str:
 
 def _numbers(values: Iterable[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
+
+
+def _answer(value: bool | None) -> str:
+    return "not compared" if value is None else "yes" if value else "**no**"
 
 
 def _phases(phases: Mapping[str, float]) -> str:
