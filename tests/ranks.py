@@ -6,6 +6,7 @@ checkpoint workers are forked as well, as under `training launch`.
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -35,6 +36,8 @@ class Ranks:
         self._directory = tempfile.TemporaryDirectory(prefix="ranks-", dir="/tmp")
         self.processes: list[BaseProcess] = []
         self._results: list[Connection] = []
+        # multiprocessing would wait at the end for ranks that a failed test has left running
+        atexit.register(self.kill)
         for rank in range(world_size):
             receiver, sender = _context.Pipe(duplex=False)
             environment = _environment(rank, world_size, port) | {"TMPDIR": self._directory.name}

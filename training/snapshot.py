@@ -32,8 +32,8 @@ from training.slots import EMPTY, Mark, Slot
 logger = logging.getLogger(__name__)
 
 _PROTECTED = 2
-# of a step, for locking pages: the host is ahead of the device by more than this
-_LOCK_SHARE = 0.25
+# of a step, for locking pages: the host is ahead of the device by about as much
+_LOCK_SHARE = 0.5
 
 
 class Snapshots:

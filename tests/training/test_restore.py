@@ -81,6 +81,23 @@ def test_a_killed_run_goes_on_from_memory_and_loses_no_step(
     assert not list(slots.scan(read_run_id(tmp_path)))
 
 
+def test_a_run_killed_after_its_last_step_saves_that_from_memory(data: Path, tmp_path: Path) -> None:
+    # GIVEN a run whose last step is in memory alone
+    config = recipe(data, every_steps=1000)
+    kill_after(config, tmp_path, 4)
+    ancestry, held = read_ancestry(tmp_path), slots.scan(read_run_id(tmp_path))
+    by_shard: dict[int, set[int]] = {0: set(), 1: set()}
+    for _, descriptor, mark in held:
+        if mark is not None:
+            by_shard[descriptor.shard].add(mark.step)
+    last = max(by_shard[0] & by_shard[1])
+    assert ancestry.live is not None and not commit.committed_checkpoints(tmp_path / "checkpoints")
+    # WHEN it comes back, there is no step left to do
+    run_ranks(2, train_rank, replaced(config, "training", steps=last), tmp_path)
+    assert commit.verify(newest_checkpoint(tmp_path)).step == last
+    assert (tmp_path / "DONE").exists()
+
+
 def slot_paths(run_dir: Path) -> list[Path]:
     return [path for path, _, _ in slots.scan(read_run_id(run_dir))]
 
