@@ -40,7 +40,7 @@ non_finite_loss = "{non_finite_loss}"
 [checkpoint]
 every_steps = {every_steps}
 deadline_seconds = 60.0
-overlap = "wait"
+overlap = "{overlap}"
 [snapshot]
 every_steps = 1
 [recovery]
@@ -60,6 +60,7 @@ SHAPE: dict[str, Any] = {
     "spares": 0,
     "steps": 48,
     "every_steps": 6,
+    "overlap": "wait",
     "layers": "both",
     "non_finite_loss": "roll_back",
 }
