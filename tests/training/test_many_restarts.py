@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ def steps_in_round(run_dir: Path, number: int) -> bool:
     return any(e["event"] == "step" and e["round"] == number for e in read_events(run_dir))
 
 
+def below_us() -> set[int]:
+    reap_orphans()
+    return set(descendants(os.getpid()))
+
+
 def names(directory: Path) -> set[str]:
     """Return the files below a directory, without numbers, which change."""
     paths = (str(path.relative_to(directory)) for path in directory.rglob("*"))
@@ -98,14 +104,14 @@ def test_twenty_restarts_leave_memory_threads_descriptors_and_files_flat(
     recipe.write_text(RECIPE.format(data=data))
     temporary.mkdir()
     adopt_orphans()
-    before = set(descendants(os.getpid()))
+    before = below_us()
     command = [sys.executable, "-m", "training", "launch", str(recipe), "--run-dir", str(run_dir)]
     environ = {**os.environ, "TMPDIR": str(temporary), environment.RUN_ID: "restarts"}
     node = subprocess.Popen(command, cwd=ROOT, env=environ)
     uses, files = [], []
     try:
         for number in range(RESTARTS + 1):
-            assert until(lambda number=number: steps_in_round(run_dir, number), seconds=100)
+            assert until(partial(steps_in_round, run_dir, number), seconds=100)
             [worker] = rounds(run_dir)[-1]["workers"].values()
             below = set(descendants(worker)) | {worker}
             # what lives as long as the node: launch, control, launcher, fork servers, rank monitor
@@ -127,4 +133,4 @@ def test_twenty_restarts_leave_memory_threads_descriptors_and_files_flat(
         assert late[pid].descriptors <= use.descriptors
         assert late[pid].memory_kib <= use.memory_kib + GROWTH_KIB
     assert files[-1] == files[SETTLED]
-    assert until(lambda: reap_orphans() or set(descendants(os.getpid())) <= before)
+    assert until(lambda: below_us() <= before)

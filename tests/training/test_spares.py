@@ -87,7 +87,8 @@ class Cluster:
             environment.CONTROL: f"127.0.0.1:{self._port}",
             environment.NODE: f"node-{index}",
             environment.NODE_INDEX: str(index),
-            environment.ADDRESS: "127.0.0.1",
+            # NVRx 0.7.0 ends a run with two launchers at one address
+            environment.ADDRESS: f"127.0.0.{index + 2}",
             environment.WARM_WORKERS: "0",
         }
         command = [sys.executable, "-c", NODE, str(self._recipe), str(self.run_dir), RANK]
@@ -121,13 +122,18 @@ class Cluster:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     adopt_orphans()
-    before = set(descendants(os.getpid()))
+    before = below_us()
     cluster = Cluster(tmp_path)
     try:
         yield cluster
     finally:
         cluster.close()
-    assert until(lambda: reap_orphans() or set(descendants(os.getpid())) <= before)
+    assert until(lambda: below_us() <= before)
+
+
+def below_us() -> set[int]:
+    reap_orphans()
+    return set(descendants(os.getpid()))
 
 
 def places(ranks: dict[int, dict[str, Any]]) -> dict[str, int]:
