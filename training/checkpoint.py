@@ -185,9 +185,7 @@ class Checkpointer:
         self._is_due |= last or state.step % self._config.every_steps == 0
         self._is_copy_due |= self._copies is not None and state.step % local.every_steps == 0
         if self._is_due and (last or self._config.overlap == "wait"):
-            self.finalize()
-            if self._copies is not None:
-                self._copies.wait()
+            self._end_previous()
         elif self._group.is_copying or not self._can_hold():
             return False
         elif self._group.is_saving or not self._is_due:
@@ -195,6 +193,16 @@ class Checkpointer:
         self._is_due = self._is_copy_due = False
         self._begin(state)
         return True
+
+    def _end_previous(self) -> None:
+        """Wait until the previous save has ended: on all ranks, or on this one where the store is lost."""
+        try:
+            self.finalize()
+        except dist.DistError as error:
+            # the commit is the work of rank 0's checkpoint worker, which needs no store
+            logger.warning("no control store (%s): this save does not wait for the other ranks'", error)
+        if self._copies is not None:
+            self._copies.wait()
 
     def _can_hold(self) -> bool:
         """Say whether all ranks have their slots: locking pages takes seconds, and a save would wait."""

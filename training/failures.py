@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,14 @@ class SameStepError(HoldfastError):
 class Breaker:
     """Counts failures of one rank, across its restarts in the process and in the job."""
 
-    def __init__(self, run_dir: Path, *, rank: int, maximum: int, log: Path) -> None:
+    def __init__(self, run_dir: Path, *, rank: int, maximum: int, log: Path | str) -> None:
         """Read what earlier processes of this rank have counted.
 
         Args:
             run_dir: Directory of the run; it outlives the pod.
             rank: This rank.
             maximum: Failures of one kind in one step that end the run.
-            log: Where this process writes its events.
+            log: Where this process writes its events, or what it has written to.
         """
         self._path = run_dir / "failures" / f"rank-{rank}.json"
         self._rank, self._maximum, self._log = rank, maximum, log
@@ -110,6 +111,20 @@ class Breaker:
             f"{where} with {seen['type']}: {seen['said']}{details}; log: {self._log}; "
             f"mend the cause and delete {self._path}, or raise the limit"
         )
+
+
+@contextmanager
+def counted_before_first_attempt(run_dir: Path, *, rank: int, maximum: int) -> Iterator[None]:
+    """Count an exception of a block that runs before the rank has an event log; arguments as for Breaker.
+
+    Raises:
+        SameStepError: It was the last that is allowed.
+    """
+    try:
+        yield
+    except Exception as error:
+        Breaker(run_dir, rank=rank, maximum=maximum, log="its output").failed(error, step=None)
+        raise
 
 
 def _counts(error: Exception) -> bool:

@@ -24,6 +24,7 @@ from training.config import JobConfig, check_timeouts, load_recipe
 from training.determinism import set_determinism
 from training.errors import EXIT_DONE, EXIT_STOPPED, ConfigError
 from training.events import EventLog, process_start_seconds
+from training.failures import counted_before_first_attempt
 from training.faults import FaultPlan
 from training.restart import Attempt, RankMonitor
 from training.run_directory import RunDirectory, default_run_directory
@@ -215,4 +216,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--run-dir", type=Path, help="default: runs/<job.name>")
     arguments = parser.parse_args(argv)
     config = load_recipe(arguments.recipe)
-    return Worker(config, arguments.run_dir or default_run_directory(config)).run()
+    run_dir = arguments.run_dir or default_run_directory(config)
+    limit = config.recovery.maximum_same_step_failures
+    with counted_before_first_attempt(run_dir, rank=restart.rank_and_world()[0], maximum=limit):
+        worker = Worker(config, run_dir)
+    return worker.run()

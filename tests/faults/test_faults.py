@@ -103,17 +103,17 @@ def test_lost_node_loses_its_memory(
     assert (loss["source"], loss["steps_lost"]) == ("durable", 3)
 
 
+@pytest.mark.parametrize("overlap", ["defer", "wait"])
 def test_training_goes_on_without_the_control_store(
-    machine: CleanMachine, tmp_path: Path, data: Path, undisturbed: Path
+    overlap: str, machine: CleanMachine, tmp_path: Path, data: Path, undisturbed: Path
 ) -> None:
-    """GIVEN saves that are put off: ranks that wait for one agree on its outcome through the store."""
     verdict = rehearse(
         (fault("control_loss", 0, 10),),
         machine=machine,
         tmp_path=tmp_path,
         data=data,
         undisturbed=undisturbed,
-        overlap="defer",
+        overlap=overlap,
     )
     assert verdict["passed"], explain(verdict)
     events = read_events(Path(verdict["run_dir"]) / "disturbed")

@@ -38,24 +38,50 @@ import sys
 from pathlib import Path
 from training.config import load_recipe
 from training.launch import launch
-recipe, run_dir = map(Path, sys.argv[1:])
-worker = [sys.executable, "-m", "tests.training.failing_rank", str(recipe), str(run_dir)]
+recipe, run_dir, program = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+worker = [sys.executable, *program, str(recipe), str(run_dir)]
 sys.exit(launch(load_recipe(recipe), recipe=recipe, run_dir=run_dir, worker=worker))
 """
+
+
+BEFORE_FIRST_ATTEMPT = """
+import sys
+from training import __main__ as program
+from training import worker
+
+def fail(*_):
+    raise ValueError("no such module")
+
+worker.open_stores = fail
+sys.exit(program.main(["run", sys.argv[1], "--run-dir", sys.argv[2]]))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_rank_that_never_gets_to_its_first_attempt_ends_the_run_with_65(tmp_path: Path) -> None:
+    """GIVEN a rank that raises while it is made THEN the in-job layer does not restart it for ever."""
+    done = launch(tmp_path, "in_job", "-c", BEFORE_FIRST_ATTEMPT)
+    assert done.returncode == EXIT_SAME_STEP, done.stderr
+    assert "rank 0 failed as often in set-up or the first step with ValueError: no such module" in done.stderr
+
+
+def launch(directory: Path, layers: str, *program: str) -> subprocess.CompletedProcess[str]:
+    """Run the real launcher over a program that is one rank."""
+    recipe, run_dir = directory / "recipe.toml", directory / "run"
+    recipe.write_text(RECIPE.format(layers=layers))
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), environment.WARM_WORKERS: "0"}
+    command = [sys.executable, "-c", LAUNCH, str(recipe), str(run_dir), *program]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=280, check=False)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("layers", ["in_process", "in_job", "both"])
 def test_step_that_always_fails_ends_the_run_with_65(tmp_path: Path, layers: str) -> None:
-    recipe, run_dir = tmp_path / "recipe.toml", tmp_path / "run"
-    recipe.write_text(RECIPE.format(layers=layers))
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), environment.WARM_WORKERS: "0"}
-    command = [sys.executable, "-c", LAUNCH, str(recipe), str(run_dir)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=280, check=False)
+    done = launch(tmp_path, layers, "-m", "tests.training.failing_rank")
     assert done.returncode == EXIT_SAME_STEP, done.stderr
     assert "rank 0 failed as often in step 3 with ValueError: sample of process" in done.stderr
     assert "failing_rank.py:" in done.stderr
-    events = read_events(run_dir)
+    events = read_events(tmp_path / "run")
     raised = [event for event in events if event["event"] == "exception"]
     assert [event["step"] for event in raised] == [3, 3, 3]
     assert len({event["pid"] for event in raised}) == (3 if layers == "in_job" else 1)
