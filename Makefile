@@ -8,7 +8,7 @@ export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .PHONY: demo test check format synth render image cluster-manifests test-deploy test-cluster test-faults soak test-gpu \
-	setup setup-infra clean help
+	bench-gpu bench-recovery setup setup-infra clean help
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -60,6 +60,14 @@ cluster-manifests: setup-infra ## in-cluster software as YAML, from OUTPUTS, for
 
 test-gpu: setup ## what needs one CUDA GPU
 	python -m pytest tests/gpu -m gpu
+
+bench-gpu: setup ## speed, snapshots, recovery on all GPUs of this machine, resumable
+	python -m bench.multi_gpu --output runs/multi-gpu.jsonl
+	python -m bench.multi_gpu --output runs/multi-gpu.jsonl --table
+
+bench-recovery: setup ## fault to first new step beside torchrun and plain NVRx; an idle machine, please
+	python -m training prepare
+	python -m bench.recovery --output runs/recovery.jsonl
 
 setup: $(VENV)/.all node_modules/.installed ## install everything (done by the other targets)
 

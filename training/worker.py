@@ -26,6 +26,7 @@ from training.errors import EXIT_DONE, EXIT_STOPPED, ConfigError
 from training.events import EventLog, process_start_seconds
 from training.failures import counted_before_first_attempt
 from training.faults import FaultPlan
+from training.process_group import rank_and_world
 from training.restart import Attempt, RankMonitor
 from training.run_directory import RunDirectory, default_run_directory
 from training.shards import TokenStore
@@ -218,6 +219,6 @@ def main(argv: list[str]) -> int:
     config = load_recipe(arguments.recipe)
     run_dir = arguments.run_dir or default_run_directory(config)
     limit = config.recovery.maximum_same_step_failures
-    with counted_before_first_attempt(run_dir, rank=restart.rank_and_world()[0], maximum=limit):
+    with counted_before_first_attempt(run_dir, rank=rank_and_world()[0], maximum=limit):
         worker = Worker(config, run_dir)
     return worker.run()
