@@ -203,15 +203,23 @@ def _convert_list(item: Any, value: Any, path: str, problems: list[Problem]) -> 
 def _convert_union(options: tuple[Any, ...], value: Any, path: str, problems: list[Problem]) -> Any:
     if value is None and type(None) in options:
         return None
-    tried: list[Problem] = []
+    tried: list[list[Problem]] = []
     for option in options:
         attempt: list[Problem] = []
         converted = _convert(option, value, path, attempt)
         if not attempt:
             return converted
-        tried = tried or attempt
-    problems.extend(tried)
+        if option is not type(None):
+            tried.append(attempt)
+    problems.extend(tried[0] if len(tried) == 1 else [_no_option_fits(path, value, tried)])
     return None
+
+
+def _no_option_fits(path: str, value: Any, tried: list[list[Problem]]) -> Problem:
+    first, *others = [attempt[0] for attempt in tried]
+    rules = [first.rule, *(other.rule.removeprefix("must be ") for other in others)]
+    fix = first.fix if first.fix.startswith("did you mean") else "change it"
+    return Problem(path=path, value=value, rule=", or ".join(rules), fix=fix)
 
 
 _SCALARS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}

@@ -101,3 +101,22 @@ def test_json_schema_has_types_bounds_and_descriptions() -> None:
     }
     assert disk["properties"]["kind"] == {"enum": ["ssd", "hdd"], "default": "ssd"}
     json.dumps(made)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    every: Literal["auto"] | Annotated[int, Range(minimum=0)] = "auto"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (-1, "every=-1: must be one of auto, or at least 0; change it"),
+        (1.5, "every=1.5: must be one of auto, or a whole number, not float; change it"),
+        ("aut", "every='aut': must be one of auto, or a whole number, not str; did you mean 'auto'?"),
+    ],
+)
+def test_a_value_that_fits_none_of_several_types_is_told_all_of_them(value: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        schema.load(Interval, {"every": value})
+    assert str(caught.value) == message
