@@ -44,6 +44,8 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=200, help="in all; default: %(default)s")
     parser.add_argument("--run-dir", type=Path, help="default: runs/soak-TIME")
     arguments = parser.parse_args()
+    if arguments.faults < 1:
+        parser.error(f"--faults={arguments.faults}: must be at least 1; raise it")
     root = arguments.run_dir or Path("runs") / time.strftime("soak-%Y%m%d-%H%M%S")
     outcomes: list[Outcome] = []
     left = arguments.faults

@@ -52,8 +52,10 @@ def random_plan(config: JobConfig, seed: int, count: int) -> tuple[Fault, ...]:
         count: Faults.
 
     Raises:
-        ConfigError: The run is too short for so many, or its layers recover from too little.
+        ConfigError: There are none, or the run is too short for so many.
     """
+    if count < 1:
+        raise ConfigError.of("--random-faults", count, "must be at least 1", "raise it")
     generator = random.Random(f"{seed}/{count}")
     faults: list[Fault] = []
     steps = _steps(config, generator, count)

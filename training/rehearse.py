@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -53,6 +54,9 @@ def main(argv: list[str]) -> int:
     config = load_recipe(arguments.recipe)
     started = time.strftime("%Y%m%d-%H%M%S")
     run_dir = arguments.run_dir or Path("runs") / f"{config.job.name}-{started}"
+    for setting, directory in (("--run-dir", run_dir), ("--undisturbed", arguments.undisturbed)):
+        if directory is not None:
+            _check_directory(directory, setting)
     if run_dir.exists() and any(run_dir.iterdir()):
         fix = "give an empty --run-dir, or none for a new one"
         raise ConfigError.of("--run-dir", str(run_dir), "is not empty", fix)
@@ -70,6 +74,13 @@ def main(argv: list[str]) -> int:
     else:
         print("\n".join(report_lines(verdict, run_dir, page)))  # noqa: T201
     return EXIT_DONE if verdict.passed else EXIT_RETRY
+
+
+def _check_directory(path: Path, setting: str) -> None:
+    nearest = next(place for place in (path, *path.parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        rule = f"{nearest} is no directory that can be written"
+        raise ConfigError.of(setting, str(path), rule, "give another directory")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,8 +109,8 @@ class Rehearsal:
             kind.check_visible(self.run_dir, setting="--run-dir")
             kind.check_visible(undisturbed, setting="--undisturbed")
             kind.check_visible(Path(self.config.data.path), setting="data.path")
+            reference = Reference.cached(undisturbed, self.config)  # refused now, not after a run
             self._run_once(disturbed, kind, with_faults=True)
-            reference = Reference.cached(undisturbed, self.config)
             if reference is None:
                 self._run_once(undisturbed, kind, with_faults=False)
                 reference = Reference.of_run(undisturbed)

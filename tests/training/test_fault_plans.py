@@ -58,3 +58,9 @@ def test_faults_in_steps_lie_apart() -> None:
 def test_too_many_faults_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"training\.steps=60: is too short for 40 faults"):
         random_plan(recipe(), 1, 40)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_plan_without_faults_is_refused(count: int) -> None:
+    with pytest.raises(ConfigError, match=f"--random-faults={count}: must be at least 1"):
+        random_plan(recipe(), 1, count)
