@@ -51,7 +51,7 @@ class RunDirectory:
         if owner:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock()
-        recorded = json.loads(record.read_text()) if record.exists() else None
+        recorded = _read_record(self.path) if record.exists() else None
         if recorded is not None:
             problems = list(_changed(recorded, identity, self.path))
             if problems:
@@ -97,13 +97,30 @@ def read_run_id(path: Path) -> str:
     A directory that was removed and made again belongs to another run, whatever its name: what the old one
     has left in memory is not taken for its state.
     """
-    return str(json.loads((path / "run.json").read_text())["run"])
+    return str(_read_record(path)["run"])
 
 
 def read_local_directory(path: Path) -> Path | None:
     """Return where the run's nodes keep copies of their shards, None if they keep none."""
-    directory = json.loads((path / "run.json").read_text()).get("local_directory")
+    directory = _read_record(path).get("local_directory")
     return Path(directory) if directory else None
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """Read run.json.
+
+    Raises:
+        ConfigError: It is damaged.
+    """
+    record = path / "run.json"
+    try:
+        read = json.loads(record.read_text())
+    except ValueError:
+        read = None
+    if not isinstance(read, dict) or "run" not in read:
+        rule = "is damaged: it must hold the run's id"
+        raise ConfigError.of("RUN_DIR", str(record), rule, "restore it, or use another run directory")
+    return read
 
 
 def default_run_directory(config: JobConfig) -> Path:

@@ -91,3 +91,11 @@ def test_explain_says_which_one_a_restart_takes_and_why_no_newer(
 def test_a_directory_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no run; give the directory of a run"):
         checkpoint_command.main(["ls", str(tmp_path)])
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+@pytest.mark.parametrize("action", ["ls", "explain"])
+def test_a_damaged_record_of_the_run_is_named(run_dir: Path, action: str, text: str) -> None:
+    (run_dir / "run.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"run\.json': is damaged"):
+        checkpoint_command.main([action, str(run_dir)])
