@@ -18,14 +18,16 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.recovering import ours, peers
-from training.errors import EXIT_STOPPED
+from training.config import load_recipe
+from training.errors import EXIT_STOPPED, ConfigError, HoldfastError
 from training.processes import adopt_orphans, end_descendants
 from training.rehearsal.isolation import Isolation, isolation
+from training.schema import suggest
 
 FAULTS = ("worker", "launcher", "node with spare", "control store")
 # Seconds that issue 5 allows on two CPU cores.
@@ -37,7 +39,14 @@ Row = dict[str, Any]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; return 1 if a bar of ours is missed."""
-    arguments = _parse(argv)
+    try:
+        return _measure_all(_parse(argv))
+    except HoldfastError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+
+
+def _measure_all(arguments: argparse.Namespace) -> int:
     adopt_orphans()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(EXIT_STOPPED))
     rows: list[Row] = []
@@ -130,7 +139,22 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--step", type=int, default=25, help="step that is hit; default: %(default)s")
     parser.add_argument("--directory", type=Path, help="for runs; default: the temporary directory")
     parser.add_argument("--output", type=Path, help="file that takes the rows as JSON lines")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    load_recipe(arguments.recipe)  # refused before anything is measured
+    _check_names("--faults", arguments.faults, FAULTS)
+    if arguments.peers:
+        _check_names("--peers", arguments.peers, peers.LAUNCHERS)
+    if arguments.directory and not arguments.directory.is_dir():
+        raise ConfigError.of("--directory", str(arguments.directory), "is no directory", "make it")
+    if arguments.output and not arguments.output.parent.is_dir():
+        raise ConfigError.of("--output", str(arguments.output), "lies in no directory", "make its directory")
+    return arguments
+
+
+def _check_names(option: str, value: str, known: Iterable[str]) -> None:
+    for name in value.split(","):
+        if name not in known:
+            raise ConfigError.of(option, name, "unknown", suggest(name, list(known)))
 
 
 if __name__ == "__main__":

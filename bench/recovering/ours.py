@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.errors import RunError
 from training.events import read_events
 from training.fault_config import Fault, FaultKind
 from training.rehearsal.plan_file import write_recipe
@@ -59,7 +60,7 @@ def _rehearse(recipe: Path, run_dir: Path, undisturbed: Path) -> dict[str, Any]:
     options: Sequence[str] = ["--run-dir", str(run_dir), "--undisturbed", str(undisturbed)]
     done = subprocess.run([*command, *options], stdout=subprocess.PIPE, text=True)
     if not done.stdout:
-        raise RuntimeError(f"rehearsal of {recipe} failed with {done.returncode}")
+        raise RunError(f"rehearsal: ended with {done.returncode}; its reason is above")
     verdict: dict[str, Any] = json.loads(done.stdout)
     return verdict
 

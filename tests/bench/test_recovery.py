@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.recovery import table
+import pytest
+
+from bench.recovery import main, table
+from training.errors import EXIT_CONFIG
 
 ROWS: list[dict[str, Any]] = [
     {
@@ -24,3 +27,20 @@ def test_table_has_ratios_and_phases() -> None:
     assert lines[2] == "| worker | Holdfast | 2.00 | 1.0 | 0 | detect 0.50, first step 1.50 |"
     assert lines[3] == "| worker | torchrun | 9.00 | 4.5 | - |  |"
     assert lines[4] == "| worker | NVRx ft_launcher | none in 120 s | - | - |  |"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--faults", "worker,launchr"], "--faults='launchr': unknown; did you mean 'launcher'?"),
+        (["--peers", "torchrunn"], "--peers='torchrunn': unknown; did you mean 'torchrun'?"),
+        (["--recipe", "none.toml"], "RECIPE='none.toml': cannot be read"),
+        (["--directory", "none"], "--directory='none': is no directory; make it"),
+        (["--output", "none/rows.jsonl"], "--output='none/rows.jsonl': lies in no directory"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_measured(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == EXIT_CONFIG
+    assert message in capsys.readouterr().err
