@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.multi_gpu import machine, plot
@@ -24,22 +25,34 @@ from bench.multi_gpu.plan import Measurement, measurements
 from bench.multi_gpu.results import Results
 from bench.multi_gpu.runs import BenchmarkError, Settings
 from bench.multi_gpu.table import render
-from training.errors import EXIT_STOPPED
+from training.errors import EXIT_STOPPED, ConfigError, HoldfastError
 from training.processes import adopt_orphans
 
 logger = logging.getLogger("bench.multi_gpu")
 
 
-def main() -> int:
-    arguments = _parser().parse_args()
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    try:
+        return _run(arguments)
+    except HoldfastError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+
+
+def _run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     results = Results(arguments.output)
+    if (arguments.table or arguments.plot) and not results.rows:
+        raise ConfigError.of("--output", str(arguments.output), "holds no rows", "measure first")
     if arguments.table:
         print(render(results.rows))  # noqa: T201
         return 0
     if arguments.plot:
         arguments.plot.write_text(plot.contention(results.rows))
         return 0
+    if arguments.device == "cuda" and not machine.gpu_count():
+        raise ConfigError.of("--device", "cuda", "there is no GPU", "try it with --device cpu --tiny")
     deadline = time.monotonic() + arguments.budget_seconds
     adopt_orphans()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(EXIT_STOPPED))  # ends what runs

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from training.errors import ConfigError
+
 Row = Mapping[str, Any]
 
 
@@ -43,6 +45,21 @@ def newest(rows: Iterable[Row]) -> list[Row]:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file; of a measurement that was repeated, all of them."""
-    for line in path.read_text().splitlines():
-        yield json.loads(line)
+    """Yield the rows of a file; of a measurement that was repeated, all of them.
+
+    Raises:
+        ConfigError: It cannot be read, or a line is no JSON.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        fix = "give a file that a run has written"
+        raise ConfigError.of("--output", str(path), f"cannot be read ({error.strerror})", fix) from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError as error:
+            rule = f"line {number} is no JSON: {error.msg}"
+            raise ConfigError.of(
+                "--output", str(path), rule, "remove the line, or use another file"
+            ) from error

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.multi_gpu import plan, plot, recipes, table
+from bench.multi_gpu.__main__ import main
 from bench.multi_gpu.recipes import Workload
 from bench.multi_gpu.results import Results, newest, read_rows
 from bench.multi_gpu.runs import Settings, seconds_per_step
@@ -21,6 +22,7 @@ from k8s.model_size import parameter_count
 from training import model as models
 from training import schema, throughput
 from training.config import JobConfig
+from training.errors import EXIT_CONFIG
 
 ROOT = Path(__file__).parents[2]
 MACHINE = {"gpus": 2, "gpu": "a GPU", "driver": "1", "cores": 2, "numa_nodes": 1, "torch": "2", "nccl": "2"}
@@ -111,3 +113,25 @@ def test_two_ranks_measure_copies_and_the_rows_become_table_and_plot(tmp_path: P
     assert "rank 0 to rank 1, verified" in text
     assert "to host" in text
     assert ElementTree.fromstring(plot.contention(rows)).tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "holds no rows; measure first"), ("{}\n{", "line 2 is no JSON"), ("", "holds no rows")],
+)
+def test_a_table_of_nothing_is_refused(
+    tmp_path: Path, text: str | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    if text is not None:
+        rows.write_text(text)
+    assert main(["--output", str(rows), "--table"]) == EXIT_CONFIG
+    assert message in capsys.readouterr().err
+
+
+def test_a_machine_without_gpus_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # holds no nvidia-smi
+    assert main(["--output", str(tmp_path / "rows.jsonl")]) == EXIT_CONFIG
+    assert "--device='cuda': there is no GPU; try it with --device cpu --tiny" in capsys.readouterr().err
