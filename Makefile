@@ -62,6 +62,7 @@ test-gpu: setup ## what needs one CUDA GPU
 	python -m pytest tests/gpu -m gpu
 
 bench-gpu: setup ## speed, snapshots, recovery on all GPUs of this machine, resumable
+	python -m training prepare
 	python -m bench.multi_gpu --output runs/multi-gpu.jsonl
 	python -m bench.multi_gpu --output runs/multi-gpu.jsonl --table
 
