@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+import select
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +15,8 @@ from training.schema import suggest
 Commands = Mapping[str, tuple[str, str]]
 """Command to the module whose `main(argv)` runs it, imported only when it is chosen, and a line of help."""
 
-_EXIT_INTERRUPTED = 130
+_EXIT_INTERRUPTED = 128 + signal.SIGINT
+_EXIT_NO_READER = 128 + signal.SIGPIPE
 _ARGPARSE_ERROR = 2
 
 
@@ -31,10 +35,21 @@ def run_command(program: str, commands: Commands, arguments: Sequence[str]) -> i
     except SystemExit as end:
         return EXIT_CONFIG if end.code == _ARGPARSE_ERROR else int(end.code or 0)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of a pipe has seen enough
-        return 0
+        if not _is_reader_gone():
+            raise  # of a socket: a rank that lost it is not done
+        return _EXIT_NO_READER
     except KeyboardInterrupt:
         return _EXIT_INTERRUPTED
+
+
+def _is_reader_gone() -> bool:
+    """Say whether nobody reads our output any more, as after `| head`; what is left of it goes nowhere."""
+    poller = select.poll()
+    poller.register(sys.stdout, 0)  # an error is told unasked
+    is_gone = bool(poller.poll(0))
+    if is_gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return is_gone
 
 
 def _fail(message: str, code: int) -> int:
