@@ -10,6 +10,7 @@ Record locks tell it: the kernel drops them with their process, and forks do not
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from training import environment
 from training.errors import RunError
+from training.files import write_text
 
 _OWNER_WAIT_SECONDS = 30.0
 _POLL_SECONDS = 0.01
@@ -75,7 +77,7 @@ def record_keeper(directory: Path) -> None:
     record = directory / _KEEPER
     keeper = os.environ.get(environment.KEEPER)
     if keeper:
-        record.write_text(keeper)
+        write_text(record, keeper)
     else:
         record.unlink(missing_ok=True)
 
@@ -87,21 +89,20 @@ def sweep_dead_runs(root: Path, *, but: str) -> list[Path]:
         root: Directory of all runs' slots.
         but: Id of the run that is starting.
     """
-    dead = [
-        node
-        for node in root.glob("*/*")
-        if node.parent.name != but and (node / _KEEPER).is_file() and _is_dead(node)
-    ]
+    dead = [node for node in root.glob("*/*") if node.parent.name != but and _is_dead(node)]
     for node in dead:
         shutil.rmtree(node, ignore_errors=True)
-        if not any(node.parent.iterdir()):
+        with contextlib.suppress(OSError):  # another node's slots are there, or another rank was quicker
             node.parent.rmdir()
     return dead
 
 
 def _is_dead(node: Path) -> bool:
-    keeper = Path((node / _KEEPER).read_text())
-    return not any(_is_locked(path) for path in (keeper, *node.glob("shard-*/owner")))
+    try:
+        keeper = (node / _KEEPER).read_text()
+    except OSError:  # it has none, or another rank of this node is removing it
+        return False
+    return not any(_is_locked(path) for path in (Path(keeper), *node.glob("shard-*/owner")))
 
 
 def _is_locked(path: Path) -> bool:

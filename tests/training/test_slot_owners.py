@@ -89,3 +89,20 @@ def test_slots_of_ranks_without_a_launcher_are_left_alone(memory: Path, shard: P
         pass
     assert not swept(memory)
     assert (shard / "0.slot").exists()
+
+
+def test_ranks_of_a_node_sweep_at_the_same_time(memory: Path) -> None:
+    """GIVEN dead runs, which every rank of a new run finds THEN none fails because another was quicker."""
+    for number in range(300):
+        node = memory / "holdfast" / f"run-{number}" / "node"
+        (node / "shard-00000-of-00001.0").mkdir(parents=True)
+        (node / "keeper").write_text(str(memory / "gone"))
+    program = "import sys; from pathlib import Path; from training.slot_owners import sweep_dead_runs;"
+    program += "sys.stdin.read(); sweep_dead_runs(Path(sys.argv[1]), but='run-b')"
+    command = [sys.executable, "-c", program, str(memory / "holdfast")]
+    gate, opener = os.pipe()
+    ranks = [subprocess.Popen(command, stdin=gate, cwd=Path(__file__).parents[2]) for _ in range(4)]
+    os.close(gate)
+    os.close(opener)
+    assert [rank.wait(60) for rank in ranks] == [0, 0, 0, 0]
+    assert not list((memory / "holdfast").iterdir())
