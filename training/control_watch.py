@@ -38,15 +38,19 @@ class ControlWatch:
             store: The launcher's own client, which tells where the store is, and which it is.
             heartbeat_key: Counter that says to the control that this launcher lives.
         """
-        self.store_id = read_store_id(store)
         self._patience_seconds = ANSWER_SECONDS
-        self._talk = _Talk(store, store_id=self.store_id, heartbeat_key=heartbeat_key)
+        self._talk = _Talk(store, store_id=read_store_id(store), heartbeat_key=heartbeat_key)
         self._talk.start()
 
     @property
     def store(self) -> TCPStore:
         """Client for the launcher's own use: the one it brought, or a new one after a loss."""
         return self._talk.store
+
+    @property
+    def store_id(self) -> str:
+        """Name of the store that the launcher has met; empty as long as that had none."""
+        return self._talk.store_id
 
     def is_set(self, key: str) -> bool:
         """Say whether the store had a key when it was last asked for it; False until it was."""
@@ -79,7 +83,7 @@ class _Talk(threading.Thread):
 
     def __init__(self, store: TCPStore, *, store_id: str, heartbeat_key: str) -> None:
         super().__init__(name="control-watch", daemon=True)
-        self.store, self._store_id, self._heartbeat_key = store, store_id, heartbeat_key
+        self.store, self.store_id, self._heartbeat_key = store, store_id, heartbeat_key
         self._host, self._port = store.host, store.port
         self._timeout: timedelta = store.timeout  # type: ignore[attr-defined]
         self._next_heartbeat = 0.0
@@ -92,7 +96,7 @@ class _Talk(threading.Thread):
     def successor(self) -> _Talk:
         """Return a thread with a connection of its own, already at work, and let this one end."""
         self.stopped.set()
-        talk = _Talk(self.store, store_id=self._store_id, heartbeat_key=self._heartbeat_key)
+        talk = _Talk(self.store, store_id=self.store_id, heartbeat_key=self._heartbeat_key)
         talk.key, talk.answered = self.key, self.answered
         talk.problem = "it has stopped answering"
         talk.start()
@@ -112,7 +116,9 @@ class _Talk(threading.Thread):
         store_id = read_store_id(client)
         if not store_id:
             raise ConnectionError("the control store is not ready")
-        self.is_replaced = store_id != self._store_id
+        # A launcher that was quick has met the store before that had named itself
+        self.store_id = self.store_id or store_id
+        self.is_replaced = store_id != self.store_id
         if self.problem is not None:
             # The launcher's may hold a late answer, which its next question would take for its own
             self.store = self._new_client(self._timeout)

@@ -114,6 +114,17 @@ def test_launcher_never_waits_for_a_store_that_is_stopped(
     assert event_names(node) == ["control_lost", "control_answers"]
 
 
+def test_store_that_names_itself_late_is_no_other_store(node: Path, lost: StoreProcess) -> None:
+    """GIVEN a launcher that met the control store before it had a name THEN it takes the first one."""
+    store = lost.client()
+    store.delete_key(STORE_ID_KEY)
+    handler = at_work(store)
+    store.set(STORE_ID_KEY, "store-1")
+    store.set(ROUND_1, "0")
+    assert until(handler.is_next_round_open)
+    assert handler._watch.store_id == "store-1"
+
+
 def test_store_that_stops_in_a_rendezvous_ends_the_launcher(lost: StoreProcess) -> None:
     """GIVEN a call to a stopped store, which no Python could end THEN the kernel ends the process."""
     script = f"""
