@@ -5,7 +5,6 @@ The training thread hands it a function and finds the outcome in shared memory: 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import multiprocessing
@@ -17,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from training.files import write_json
+from training.processes import die_with_parent
 
 logger = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 # it has to be given up: there is nothing that it could still end in order
 _SIGTERM_TIMEOUT_SECONDS = 5.0
 
@@ -83,7 +82,7 @@ class DrainWorker:
         self._queue = AsyncCallsQueue(
             persistent=True, cpu_shm_mode=True, sigterm_timeout=_SIGTERM_TIMEOUT_SECONDS
         )
-        self._schedule(die_with_parent)
+        self._schedule(_die_with_rank)
 
     def _is_alive(self) -> bool:
         caller = self._queue.persistent_caller
@@ -95,11 +94,9 @@ class DrainWorker:
         self._queue.schedule_async_request(AsyncRequest(function, arguments, []))
 
 
-def die_with_parent() -> None:
-    """Have the kernel end this process when its parent dies: NVRx's worker would wait for ever."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+def _die_with_rank() -> None:
+    """End this process with its rank: NVRx's worker would wait for ever."""
+    die_with_parent()
     # it may have died before that; not the parent's pid, which is that of a fork server
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():

@@ -24,9 +24,9 @@ waits leaves one.
     14  waits for ever for a store that is stopped            same    asks in a thread, or dies of SIGALRM
     15  lets a spare, or another node's rank, push out a      partly  survivors are awaited, and keep theirs
         survivor, whose memory holds its state
-    17  in-process layer dies with the control store          same    waits for it (training/wrapper_store.py)
     16  starts a checkpoint worker from nothing               same    forks it (training/writer_server.py)
     17  SIGTERMs a rank's checkpoint worker with the rank     same    the rank alone, which then saves by it
+    18  in-process layer dies with the control store          same    waits for it (training/wrapper_store.py)
 """
 
 from __future__ import annotations
