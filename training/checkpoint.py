@@ -290,10 +290,10 @@ class Checkpointer:
         assert self._copies is not None
         self._is_copy_due = False
         deadline = time.time() + self._config.deadline_seconds
-        if not self._copies.save(self._mark(state), self._notes, deadline=deadline):
-            return False
+        has_begun = self._copies.save(self._mark(state), self._notes, deadline=deadline)
+        # also on a rank that had no slot: all must go on deciding alike
         self._copied_step, self._group.is_copying = state.step, True
-        return True
+        return has_begun
 
     def _poll(self) -> None:
         """Notice the end of the pending save; give it up at its deadline."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import time
@@ -62,7 +63,7 @@ class LocalCopies:
                 f"checkpoint.local.directory={str(self._root)!r}: cannot be used ({error.strerror}); mount "
                 "the node's disk there, or leave the setting empty"
             ) from error
-        held = sum(path.stat().st_blocks * 512 for path in self.directory.glob("*/*"))
+        held = sum(_allocated_bytes(path) for path in self.directory.glob("*/*"))
         needed = (self._keep + 1) * self._snapshots.layout.size_bytes
         if needed > free + held:
             raise RunError(
@@ -206,3 +207,10 @@ class LocalCopies:
 
     def _refuse(self, path: Path, reason: str) -> None:
         self._events.emit("refused", source=str(path), tier="local", reason=reason)
+
+
+def _allocated_bytes(path: Path) -> int:
+    # after a restart in the process, the worker may still be writing and removing images
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_blocks * 512
+    return 0

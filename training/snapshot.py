@@ -298,8 +298,8 @@ class Snapshots:
                 slot.invalidate()
                 if self._device.type == "cuda":
                     slot.touch()
-                self._slots.append(slot)
                 self._contents[slot] = EMPTY
+                self._slots.append(slot)
 
     def _lock_pages(self, *, seconds: float) -> None:
         deadline = time.perf_counter() + seconds
