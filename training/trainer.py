@@ -138,9 +138,13 @@ class Trainer:
         """Say whether the last step is done, and was sound."""
         if self.state.step < self.config.training.steps:
             return False
+        self._catch_up(attempt)
+        return self.state.step == self.config.training.steps
+
+    def _catch_up(self, attempt: Attempt) -> None:
+        """Wait for the metrics of the last step, and go back before it if it was not sound."""
         self._read(self._metrics.drain())
         self._heed_metrics(attempt)
-        return self.state.step == self.config.training.steps
 
     def _heed_metrics(self, attempt: Attempt) -> None:
         """Go back before a step that was not finite, where the recipe says so."""
@@ -160,6 +164,7 @@ class Trainer:
         attempt.count_failure("non-finite loss", describe(bad), bad.step)
 
     def _park(self, attempt: Attempt) -> None:
+        self._catch_up(attempt)  # nobody looks at this step again
         with self._events.span("finalize"):
             durable = park(
                 self._checkpointer,
