@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -60,8 +61,9 @@ class SimulatedPod:
     def send_signal(self, number: signal.Signals) -> None:
         """Signal process 1, unless it has ended."""
         for pid in self._first_process() if self.poll() is None else ():
-            os.kill(pid, number)
-            self._killed = number == signal.SIGKILL
+            with contextlib.suppress(ProcessLookupError):  # it has ended just now
+                os.kill(pid, number)
+                self._killed = number == signal.SIGKILL
 
     def lose(self) -> None:
         """Kill everything in it, and its memory with it."""
