@@ -63,18 +63,21 @@ def _run(arguments: argparse.Namespace) -> int:
         gpus=arguments.ranks or machine.gpu_count() or 1,
         tiny=arguments.tiny,
     )
+    all_measured = True
     for measurement in measurements(settings):
         if arguments.only and not any(part in measurement.name for part in arguments.only):
             continue
         if arguments.again or not results.has(measurement.name):
-            _measure(measurement, settings, results, seconds_left=deadline - time.monotonic())
-    return 0
+            seconds_left = deadline - time.monotonic()
+            all_measured &= _measure(measurement, settings, results, seconds_left=seconds_left)
+    return 0 if all_measured else 1
 
 
-def _measure(measurement: Measurement, settings: Settings, results: Results, *, seconds_left: float) -> None:
+def _measure(measurement: Measurement, settings: Settings, results: Results, *, seconds_left: float) -> bool:
+    """Measure, if there is time; say whether nothing has failed."""
     if seconds_left < measurement.seconds:
         logger.info("%s: left for the next run, %.0f s are left", measurement.name, seconds_left)
-        return
+        return True
     logger.info("%s ...", measurement.name)
     start = time.monotonic()
     try:
@@ -86,6 +89,7 @@ def _measure(measurement: Measurement, settings: Settings, results: Results, *, 
     for row in rows:
         logger.info("  %s", {key: value for key, value in row.items() if key != "failure"})
     logger.info("%s: %.0f s", measurement.name, time.monotonic() - start)
+    return not any("failure" in row for row in rows)
 
 
 def _parser() -> argparse.ArgumentParser:

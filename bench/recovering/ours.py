@@ -22,6 +22,8 @@ KINDS: dict[str, FaultKind] = {
     "control store": "control_loss",
 }
 
+_REHEARSAL_SECONDS = 900.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
@@ -58,7 +60,12 @@ def measure(fault: str, setting: Setting) -> dict[str, Any]:
 def _rehearse(recipe: Path, run_dir: Path, undisturbed: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "training", "rehearse", str(recipe), "--json"]
     options: Sequence[str] = ["--run-dir", str(run_dir), "--undisturbed", str(undisturbed)]
-    done = subprocess.run([*command, *options], stdout=subprocess.PIPE, text=True)
+    try:
+        done = subprocess.run(
+            [*command, *options], stdout=subprocess.PIPE, text=True, timeout=_REHEARSAL_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"rehearsal: not done after {_REHEARSAL_SECONDS:g} s") from error
     if not done.stdout:
         raise RunError(f"rehearsal: ended with {done.returncode}; its reason is above")
     verdict: dict[str, Any] = json.loads(done.stdout)

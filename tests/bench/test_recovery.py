@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.recovery import main, table
+from bench.recovery import main, misses, table
 from training.errors import EXIT_CONFIG
 
 ROWS: list[dict[str, Any]] = [
@@ -27,6 +27,23 @@ def test_table_has_ratios_and_phases() -> None:
     assert lines[2] == "| worker | Holdfast | 2.00 | 1.0 | 0 | detect 0.50, first step 1.50 |"
     assert lines[3] == "| worker | torchrun | 9.00 | 4.5 | - |  |"
     assert lines[4] == "| worker | NVRx ft_launcher | none in 120 s | - | - |  |"
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds", "passed", "is_missed"),
+    [
+        ("worker", 2.9, True, False),
+        ("worker", 3.1, True, True),
+        ("worker", None, False, True),
+        ("worker", 2.9, False, True),
+        ("control store", 40.0, True, False),
+        ("control store", None, False, True),
+    ],
+)
+def test_bars_are_missed(fault: str, seconds: float | None, passed: bool, is_missed: bool) -> None:
+    row = {"system": "Holdfast", "fault": fault, "seconds": seconds, "passed": passed}
+    assert misses(row) is is_missed
+    assert not misses({**row, "system": "torchrun"})
 
 
 @pytest.mark.parametrize(
