@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from training.config import JobConfig
 from training.errors import ConfigError
@@ -26,21 +27,7 @@ SETUP_SHARE = 0.2
 _SLOW_SECONDS = 1.0
 # A set-up is hit by these only: the others need a step, or something to damage.
 _SETUP_KINDS: tuple[FaultKind, ...] = ("exception", "sigkill", "launcher_kill", "slow")
-_KINDS: tuple[FaultKind, ...] = (
-    "exception",
-    "hang",
-    "sigkill",
-    "sigstop",
-    "slow",
-    "nan",
-    "corrupt_snapshot",
-    "corrupt_checkpoint",
-    "full_disk",
-    "launcher_kill",
-    "node_loss",
-    "control_loss",
-    "sigterm",
-)
+_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
 def random_plan(config: JobConfig, seed: int, count: int) -> tuple[Fault, ...]:
