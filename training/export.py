@@ -18,6 +18,7 @@ import torch
 
 from training.config import ModelConfig
 from training.errors import CheckpointError, ConfigError
+from training.files import check_writable
 from training.fingerprint import load_full, newest_checkpoint
 from training.model import build_model, load_model_config
 
@@ -57,12 +58,12 @@ def copy_tokenizer(source: Path, output: Path) -> bool:
 def _model_of_run(run_dir: Path) -> tuple[ModelConfig, Path]:
     try:
         record = json.loads((run_dir / "run.json").read_text())
-    except (OSError, ValueError) as error:
+        fixed, data_path = record["fixed"], Path(record["data_path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError.of(
             "RUN_DIR", str(run_dir), f"is no run directory ({error})", "give one that holds run.json"
         ) from error
-    fixed = record["fixed"]
-    return ModelConfig(source=fixed["model.source"], config=fixed["model.config"]), Path(record["data_path"])
+    return ModelConfig(source=fixed["model.source"], config=fixed["model.config"]), data_path
 
 
 def main(argv: list[str]) -> int:
@@ -75,6 +76,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--dtype", choices=sorted(_DTYPES), default="bf16")
     arguments = parser.parse_args(argv)
     output: Path = arguments.output
+    check_writable(output, "--output")
     if output.exists() and any(output.iterdir()):
         raise ConfigError.of("--output", str(output), "is not empty", "give a new directory")
     model, data_path = _model_of_run(arguments.run_dir)

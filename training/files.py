@@ -1,4 +1,4 @@
-"""Files that a reader finds whole or not at all, also after a kill or a power cut."""
+"""Files that a reader finds whole or not at all, also after a kill or a power cut; where they can go."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from training.errors import ConfigError
 
 
 def write_text(path: Path, text: str) -> None:
@@ -31,3 +33,15 @@ def fsync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_writable(directory: Path, setting: str) -> None:
+    """Refuse what is no directory, and what cannot become one.
+
+    Raises:
+        ConfigError: It is a file, lies below one, or may not be written.
+    """
+    nearest = next(place for place in (directory, *directory.parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        rule = f"{nearest} is no directory that can be written"
+        raise ConfigError.of(setting, str(directory), rule, "give another directory")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 import time
@@ -22,6 +21,7 @@ from training.config import JobConfig, load_recipe
 from training.errors import EXIT_DONE, EXIT_RETRY, EXIT_STOPPED, ConfigError, RunError
 from training.events import read_events
 from training.fault_plans import random_plan
+from training.files import check_writable
 from training.goodput import ledger
 from training.processes import adopt_orphans
 from training.rehearsal.isolation import Isolation, isolation
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     run_dir = arguments.run_dir or Path("runs") / f"{config.job.name}-{started}"
     for setting, directory in (("--run-dir", run_dir), ("--undisturbed", arguments.undisturbed)):
         if directory is not None:
-            _check_directory(directory, setting)
+            check_writable(directory, setting)
     if run_dir.exists() and any(run_dir.iterdir()):
         fix = "give an empty --run-dir, or none for a new one"
         raise ConfigError.of("--run-dir", str(run_dir), "is not empty", fix)
@@ -74,13 +74,6 @@ def main(argv: list[str]) -> int:
     else:
         print("\n".join(report_lines(verdict, run_dir, page)))  # noqa: T201
     return EXIT_DONE if verdict.passed else EXIT_RETRY
-
-
-def _check_directory(path: Path, setting: str) -> None:
-    nearest = next(place for place in (path, *path.parents) if place.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        rule = f"{nearest} is no directory that can be written"
-        raise ConfigError.of(setting, str(path), rule, "give another directory")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -54,3 +54,17 @@ def test_refuses_to_write_over_something(tmp_path: Path) -> None:
 def test_refuses_a_directory_that_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no run directory"):
         main([str(tmp_path), "--output", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_refuses_a_damaged_run(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ConfigError, match="is no run directory"):
+        main([str(tmp_path), "--output", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_refuses_to_write_into_a_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--output='.*': .*file is no directory that can be written"):
+        main([str(tmp_path), "--output", str(tmp_path / name)])
