@@ -177,10 +177,7 @@ class LocalCopies:
     def forget_dead(self, ancestry: Ancestry) -> None:
         """Remove images of states that the run has left, and those of its earlier world sizes."""
         local_image.remove_dead(self.directory, ancestry)
-        place = self._snapshots.layout.place
-        for path in self.directory.parent.glob("shard-*"):
-            if f"-of-{place.shards:05d}." not in path.name:
-                shutil.rmtree(path, ignore_errors=True)
+        slots.sweep_other_meshes(self.directory.parent, shards=self._snapshots.layout.place.shards)
 
     def close(self, *, sweep: bool) -> None:
         """End the worker.

@@ -32,7 +32,7 @@ from training.events import EventLog
 from training.files import fsync_directory, write_json
 from training.layout import Layout, Place
 from training.lineage import Ancestry, name_of, read_ancestry
-from training.slots import Descriptor, Mark, Slot
+from training.slots import Descriptor, Mark, Slot, shard_name
 
 IMAGE = "image"
 _CHUNK_BYTES = 16 << 20
@@ -75,8 +75,7 @@ def run_path(root: Path, run: str) -> Path:
 
 def shard_path(root: Path, run: str, node: str, place: Place) -> Path:
     """Return the directory of the images that a rank writes."""
-    name = f"shard-{place.shard:05d}-of-{place.shards:05d}.{place.replica}"
-    return run_path(root, run) / node / name
+    return run_path(root, run) / node / shard_name(place)
 
 
 def image_path(directory: Path, mark: Mark) -> Path:

@@ -200,8 +200,12 @@ def run_directory(run: str, node: str) -> Path:
 
 def shard_directory(run: str, node: str, place: Place) -> Path:
     """Return the directory of the slots that a rank writes."""
-    name = f"shard-{place.shard:05d}-of-{place.shards:05d}.{place.replica}"
-    return run_directory(run, node) / name
+    return run_directory(run, node) / shard_name(place)
+
+
+def shard_name(place: Place) -> str:
+    """Return the name of a directory, in memory or on a disk, of what a rank writes."""
+    return f"shard-{place.shard:05d}-of-{place.shards:05d}.{place.replica}"
 
 
 def slots_of_shard(run: str, node: str, layout: Layout) -> Iterator[Path]:
@@ -240,9 +244,9 @@ def fits(path: Path, layout: Layout, descriptor: Descriptor) -> bool:
     return read_descriptor(path) == descriptor and path.stat().st_size == layout.size_bytes
 
 
-def sweep_other_meshes(run: str, node: str, *, shards: int) -> None:
-    """Free the slots of the run's earlier world sizes."""
-    for directory in run_directory(run, node).glob("shard-*"):
+def sweep_other_meshes(node_directory: Path, *, shards: int) -> None:
+    """Remove what a run's earlier world sizes have left on a node, in memory or on its disk."""
+    for directory in node_directory.glob("shard-*"):
         if f"-of-{shards:05d}." not in directory.name:
             shutil.rmtree(directory, ignore_errors=True)
 

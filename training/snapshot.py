@@ -144,7 +144,7 @@ class Snapshots:
             if mark is None or not ancestry.holds(mark.lineage, mark.step):
                 slot.invalidate()
             self._contents[slot] = slot.mark() or EMPTY
-        slots.sweep_other_meshes(self._run, self._node, shards=self.layout.place.shards)
+        slots.sweep_other_meshes(self.directory.parent, shards=self.layout.place.shards)
 
     @property
     def can_set_up_at_once(self) -> bool:
