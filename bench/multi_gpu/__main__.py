@@ -26,7 +26,7 @@ from bench.multi_gpu.results import Results
 from bench.multi_gpu.runs import BenchmarkError, Settings
 from bench.multi_gpu.table import render
 from training.errors import EXIT_STOPPED, ConfigError, HoldfastError
-from training.processes import adopt_orphans
+from training.processes import adopt_orphans, end_descendants
 
 logger = logging.getLogger("bench.multi_gpu")
 
@@ -85,6 +85,8 @@ def _measure(measurement: Measurement, settings: Settings, results: Results, *, 
     except (BenchmarkError, subprocess.TimeoutExpired) as error:
         logger.error("%s: %s", measurement.name, error)
         rows = [{"section": measurement.section, "failure": str(error)[-2000:]}]
+    finally:
+        end_descendants()  # ranks of a launcher that was killed at its limit
     results.add(measurement.name, rows, machine=machine.describe())
     for row in rows:
         logger.info("  %s", {key: value for key, value in row.items() if key != "failure"})
