@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from k8s import jobs
-from k8s.command_line import command_parser
+from k8s.command_line import command_parser, positive
 from k8s.goodput import Goodput
 from k8s.kubectl import Kubectl
 from k8s.network import control_name
@@ -40,7 +40,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--stop-at", type=_time, metavar="TIME", help="end the pods then, so that they can save"
     )
-    parser.add_argument("--period-seconds", type=float, default=PERIOD_SECONDS, help="default: %(default)s")
+    parser.add_argument(
+        "--period-seconds", type=positive, default=PERIOD_SECONDS, help="default: %(default)s"
+    )
     options = parser.parse_args(arguments)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

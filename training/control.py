@@ -25,7 +25,7 @@ from types import FrameType
 from typing import BinaryIO
 
 from training.config import JobConfig, load_recipe
-from training.errors import EXIT_CONFIG, EXIT_DONE, EXIT_RETRY, EXIT_STOPPED
+from training.errors import EXIT_CONFIG, EXIT_DONE, EXIT_RETRY, EXIT_STOPPED, ConfigError
 from training.launcher_arguments import control_arguments
 from training.processes import die_with_parent
 
@@ -61,6 +61,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--pulse", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     config = load_recipe(args.recipe)
+    if not 0 < args.port < 65536:
+        raise ConfigError.of("--port", args.port, "must be from 1 to 65535", "change it")
     if args.pulse is None:
         return Keeper([sys.executable, "-m", "training", "control", *arguments]).run()
     die_with_parent()

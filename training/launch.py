@@ -38,7 +38,7 @@ from training.fork_server import ForkedProcess, ForkServer, ForkServerLost
 from training.launcher_arguments import launcher_arguments, node_place, worker_command
 from training.nvrx_version import check_version
 from training.processes import adopt_orphans, end_descendants, reap_orphans
-from training.run_directory import default_run_directory
+from training.run_directory import default_run_directory, make_run_directory
 from training.stop_notice import StopNotice
 
 POLL_SECONDS = 0.05
@@ -83,7 +83,7 @@ def launch(config: JobConfig, *, recipe: Path, run_dir: Path, worker: Sequence[s
     """
     check_version()
     adopt_orphans()
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_run_directory(run_dir)
     grace = environment.grace_seconds()
     with _private_directory() as private, _control(config, recipe, run_dir) as control:
         place = node_place(config, control=environment.control_endpoint() or control.endpoint)

@@ -123,6 +123,18 @@ def _read_record(path: Path) -> dict[str, Any]:
     return read
 
 
+def make_run_directory(path: Path) -> None:
+    """Make it, unless it is there.
+
+    Raises:
+        ConfigError: It is a file, or below one.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError.of("--run-dir", str(path), "is no directory", "give another directory") from error
+
+
 def default_run_directory(config: JobConfig) -> Path:
     """Return where a run goes unless it is told otherwise."""
     return Path("runs") / config.job.name

@@ -28,7 +28,7 @@ from training.failures import counted_before_first_attempt
 from training.faults import FaultPlan
 from training.process_group import rank_and_world
 from training.restart import Attempt, RankMonitor
-from training.run_directory import RunDirectory, default_run_directory
+from training.run_directory import RunDirectory, default_run_directory, make_run_directory
 from training.shards import TokenStore
 from training.trainer import Trainer
 
@@ -218,6 +218,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     config = load_recipe(arguments.recipe)
     run_dir = arguments.run_dir or default_run_directory(config)
+    make_run_directory(run_dir)
     limit = config.recovery.maximum_same_step_failures
     with counted_before_first_attempt(run_dir, rank=rank_and_world()[0], maximum=limit):
         worker = Worker(config, run_dir)

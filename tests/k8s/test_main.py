@@ -90,6 +90,7 @@ def test_help_lists_the_commands() -> None:
         (["cost", "--gpu-hour", "-3"], "argument --gpu-hour: '-3' must be a number above 0"),
         (["cost", "--gpu-hour", "nan"], "argument --gpu-hour: 'nan' must be a number above 0"),
         (["doctor", "--step-seconds", "0"], "argument --step-seconds: '0' must be a number above 0"),
+        (["publish", "--period-seconds", "-1"], "argument --period-seconds: '-1' must be a number above 0"),
         (["doctor", "--smoke"], "error: --smoke: needs RECIPE and --outputs; give the recipe"),
         (["doctor", "--cluster", "FILE"], "has no `context` table; give cdk.json"),
         (["cost", "--cluster", "FILE"], "has no `context` table; give cdk.json"),

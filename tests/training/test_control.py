@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from tests.training.stores import listens, until
+from training import control
 from training.control_watch import read_store_id
 from training.environment import free_port
-from training.errors import EXIT_CONFIG, EXIT_RETRY, EXIT_STOPPED
+from training.errors import EXIT_CONFIG, EXIT_RETRY, EXIT_STOPPED, ConfigError
 from training.processes import descendants
 
 ROOT = Path(__file__).parents[2]
@@ -89,3 +91,9 @@ def test_store_dies_with_the_control() -> None:
         control.kill()
         control.communicate(timeout=60)
     assert until(lambda: not listens(("127.0.0.1", port)))
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "65536"])
+def test_a_port_that_does_not_exist_is_refused(port: str) -> None:
+    with pytest.raises(ConfigError, match=f"--port={port}: must be from 1 to 65535"):
+        control.main([str(RECIPE), "--port", port])

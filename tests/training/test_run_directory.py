@@ -9,7 +9,7 @@ from tests.ranks import RankFailed, Ranks, run_ranks
 from tests.tiny import replaced, tiny_recipe
 from training.config import JobConfig
 from training.errors import ConfigError
-from training.run_directory import RunDirectory
+from training.run_directory import RunDirectory, make_run_directory
 
 IDENTITY = {"tokens": "100"}
 
@@ -63,3 +63,10 @@ def test_two_runs_cannot_share_a_directory_and_death_frees_it(tmp_path: Path) ->
     # and after a SIGKILL of the first it is free
     holder.kill()
     run_ranks(1, claim, path, config)
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_file_is_no_run_directory(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--run-dir='.*': is no directory; give another directory"):
+        make_run_directory(tmp_path / name)
