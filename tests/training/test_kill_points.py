@@ -122,12 +122,12 @@ def test_snapshot(run_dir: Path) -> None:
             take(snapshots, tensors, 5)
 
     points = 0
-    for points in every_point(take_two, snapshot, copier, slots):
+    for points in every_point(take_two, snapshot, copier, slots, below=run_dir):
         # THEN the two newest whole ones are there: whichever a rank that is a step behind holds in common
         steps = whole_steps(run_dir)
         assert {2, 3} <= steps or {3, 4} <= steps or {4, 5} <= steps, (points, steps)
         fresh(run_dir)
-    assert points > 100
+    assert points > 8
 
 
 def layout_of(tensors: dict[str, Tensor]) -> Layout:
@@ -192,19 +192,19 @@ def test_drain_and_commit(run_dir: Path, existing: tuple[int, ...]) -> None:
         drain.drain(request)
 
     points = 0
-    for points in every_point(save, drain, commit, files, lineage):
+    for points in every_point(save, drain, commit, files, lineage, below=run_dir):
         # THEN nothing that was visible has gone before the new one is visible
         steps = visible(run_dir)
         assert steps[:1] in (before[:1], [3]), (points, steps)
         assert len(steps) >= min(len(before), 2) and can_be_written(slot_path(run_dir, 3))
         # and the next save succeeds and clears up
-        if points % 20 == 0:
+        if points % 3 == 0:
             assert in_child(lambda: save_step(run_dir, 3)) == 0
             assert visible(run_dir)[0] == 3
             names = {path.name for path in (run_dir / "checkpoints").iterdir()}
             assert not [name for name in names if name.startswith((".step", ".doomed", ".replaced"))]
         fresh(run_dir)
-    assert points > 100
+    assert points > 20
 
 
 def copy_request(run_dir: Path, step: int) -> CopyRequest:
@@ -250,18 +250,18 @@ def test_local_copy(run_dir: Path) -> None:
         local_image.copy(request)
 
     points = 0
-    for points in every_point(copy, local_image, files):
+    for points in every_point(copy, local_image, files, below=run_dir):
         steps = copied(run_dir)
         assert {1, 2} <= set(steps) or {2, 3} <= set(steps), (points, steps)
         assert can_be_written(slot_path(run_dir, 3))
-        if points % 10 == 0:
+        if points % 3 == 0:
             assert in_child(lambda: copy_step(run_dir, 3)) == 0
             assert {path.name[:13] for path in (run_dir / "disk").iterdir()} == {
                 "step-00000002",
                 "step-00000003",
             }
         fresh(run_dir)
-    assert points > 50
+    assert points > 10
 
 
 def restored_step(run_dir: Path, begin: Callable[[], None] = lambda: None) -> int:
@@ -289,8 +289,8 @@ def test_restore(run_dir: Path) -> None:
         assert restored_step(run_dir, begin) == 2
 
     points = 0
-    for points in every_point(restore_once, restore, lineage, snapshot, slots, files):
+    for points in every_point(restore_once, restore, lineage, snapshot, slots, files, below=run_dir):
         # THEN the next restore comes to the same state
         assert in_child(lambda: restored_step(run_dir)) == 2, points
         fresh(run_dir)
-    assert points > 100
+    assert points > 8
