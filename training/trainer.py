@@ -154,8 +154,8 @@ class Trainer:
         with self._long_wait(attempt), self._events.span("load"):
             self._metrics.drain()  # of a step that is thrown away
             self._restore_or_initialize(before=bad.step)
-        self._ledger.close()
-        self._ledger = self._open_ledger()
+        left, self._ledger = self._ledger, self._open_ledger()
+        left.close()
         if self.config.training.non_finite_loss == "stop":
             raise NonFiniteLossError(
                 f"training.non_finite_loss='stop': rank {self._rank}, {describe(bad)}; "

@@ -72,7 +72,10 @@ def _shape(config: JobConfig) -> str:
 def _fingerprint(run_dir: Path) -> dict[str, Any]:
     """Return step and sha256 of a run's last checkpoint, as a process of its own sees it."""
     command = [sys.executable, "-m", "training", "fingerprint", str(run_dir)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=FINGERPRINT_SECONDS)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FINGERPRINT_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise RunError(f"{run_dir}: its last checkpoint was not read in {FINGERPRINT_SECONDS} s") from None
     if done.returncode != 0:
         raise RunError(f"{run_dir}: its last checkpoint cannot be read\n{done.stderr.strip()}")
     value = json.loads(done.stdout)
