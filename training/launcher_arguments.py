@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,12 +49,18 @@ def run_id(config: JobConfig) -> str:
 
 def control_arguments(config: JobConfig, *, host: str, port: int) -> list[str]:
     """Return the arguments of `nvrx-control`."""
+    rendezvous = {
+        "read_timeout": STORE_READ_TIMEOUT_SECONDS,
+        "join_timeout": JOIN_TIMEOUT_SECONDS,
+        # read by 0.7.0 only: `ControlState` waits for survivors, and for nobody who is silent
+        "last_call_timeout": 0,
+    }
     return [
         f"--nnodes={config.job.nodes}:{MAXIMUM_NODES}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={host}:{port}",
         f"--rdzv-id={run_id(config)}",
-        f"--rdzv-conf=read_timeout={STORE_READ_TIMEOUT_SECONDS},join_timeout={JOIN_TIMEOUT_SECONDS}",
+        _rendezvous_flag(rendezvous),
         "--ft-enable-log-server=false",
     ]
 
@@ -83,7 +90,7 @@ def launcher_arguments(
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={host}:{port}",
         f"--rdzv-id={run_id(config)}",
-        "--rdzv-conf=" + ",".join(f"{key}={value}" for key, value in rendezvous.items()),
+        _rendezvous_flag(rendezvous),
         f"--local-addr={place.address}",
         f"--monitor-interval={MONITOR_INTERVAL_SECONDS}",
         f"--workers-stop-timeout={WORKERS_STOP_SECONDS}",
@@ -116,6 +123,10 @@ def node_place(config: JobConfig, *, control: tuple[str, int] | None) -> NodePla
     index = environment.integer(environment.NODE_INDEX, 0)
     address = os.environ.get(environment.ADDRESS) or ("127.0.0.1" if _is_loopback(control) else "")
     return NodePlace(control=control, address=address or environment.node_name(), index=index)
+
+
+def _rendezvous_flag(settings: Mapping[str, object]) -> str:
+    return "--rdzv-conf=" + ",".join(f"{key}={value}" for key, value in settings.items())
 
 
 def _hang_arguments(config: JobConfig) -> list[str]:

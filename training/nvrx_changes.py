@@ -2,21 +2,19 @@
 
 The changes are subclasses put in the place of NVRx's classes, in our launcher (`training/agent.py`)
 and control process only. Another version is refused (training/nvrx_version.py); before one is added, read
-its launcher.py, ft_rendezvous_barrier.py and control_plane.py against the list below first. 0.7.0 was
-read, and ran tests/training/test_spares.py under Python 3.11, but no training. Still to do for it: its
-control closes the rendezvous for ever when one address has two slots, and a launcher that dies while it
-waits leaves one.
+its launcher.py, ft_rendezvous_barrier.py and control_plane.py against the lists below first, and run the
+tests of training/ with it.
 
     #   0.6.0 does                                            0.7.0   here
     1   stops healthy workers when the control store is lost  same    train on, re-form when it is back
-    2   closes the rendezvous for ever on any launcher error  fixed   only after success
+    2   closes the rendezvous for ever on any launcher error  partly  only after success
     3   SIGTERMs survivors, which sit in a collective         same    SIGKILL: their state is not wanted
     4   sleeps 1 s in each stop, 1 s in each poll             same    0.1 s, and as long as needed
     5   exits 0 on an unhealthy node (completes a Job index)  fixed   exits 1
     6   a round nobody is left in is never opened again       same    heartbeats; the control opens it
     7   a replaced launcher waits for others to see the loss  same    it opens the next round itself
     8   waits 300 s at the end for launchers that are gone    same    30 s
-    9   control exits at the end before late spares see it    3 s     lingers, as long as asked
+    9   control exits at the end before late spares see it    3 s     lingers, as long as asked, no more
     10  tells nobody how a worker ended                       same    `worker_exit` events
     11  can't watch a rank that died twice before a section   same    keeps no state of restarts
     12  starts each rank from nothing, imports included       same    forks it from a warm server
@@ -27,6 +25,16 @@ waits leaves one.
     16  starts a checkpoint worker from nothing               same    forks it (training/writer_server.py)
     17  SIGTERMs a rank's checkpoint worker with the rank     same    the rank alone, which then saves by it
     18  in-process layer dies with the control store          same    waits for it (training/wrapper_store.py)
+
+    #   0.7.0 does, and 0.6.0 does not                                here
+    19  closes the rendezvous for ever when one address has two       allowed: a launcher that is killed
+        slots                                                         while it waits leaves one behind
+    20  waits a second more for the last round's nodes, lost ones     15 waits, as long as they are heard
+        too                                                           (training/launcher_arguments.py)
+    21  asks the store for the reason before each restart, which      no reason: nothing here sets one
+        hangs, or ends the launcher, when it was lost just then
+    22  forgets to give up the slot of a launcher that is told to     6 opens the next round
+        stop while it waits
 """
 
 from __future__ import annotations
@@ -51,7 +59,12 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from training import shared_memory
 from training.events import EventLog
 from training.fork_server import ForkServer, ForkServerLost
-from training.nvrx_rendezvous import ControlState, RendezvousHandler, quicken_polls
+from training.nvrx_rendezvous import (
+    ControlState,
+    RendezvousHandler,
+    allow_slots_of_one_address,
+    quicken_polls,
+)
 from training.nvrx_version import check_version
 from training.processes import reap_orphans
 
@@ -93,6 +106,8 @@ def apply_to_control(linger_seconds: float) -> Callable[[], bool]:
     check_version()
     ControlState.linger_seconds = linger_seconds
     control_plane._RendezvousBarrierState = ControlState
+    control_plane._STORE_READ_GRACE_SECONDS = 0.0  # 9; 0.6.0 has no such thing
+    allow_slots_of_one_address()
     _quieten(control_plane)
     quicken_polls()
     return ControlState.ended.is_set

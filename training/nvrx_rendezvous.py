@@ -51,7 +51,7 @@ class ControlReturned(Exception):
 
 
 class RendezvousHandler(barrier.FtRendezvousBarrierHandler):  # type: ignore[misc]
-    """1, 2, 6, 7, 14: survives a lost control store, and never closes a rendezvous that others need."""
+    """1, 2, 6, 7, 14, 21: survives a lost control store, and never closes a rendezvous that others need."""
 
     events: ClassVar[EventLog]
     round_file: ClassVar[Path]
@@ -83,6 +83,9 @@ class RendezvousHandler(barrier.FtRendezvousBarrierHandler):  # type: ignore[mis
         if agent is not None and agent._worker_group.state is WorkerState.SUCCEEDED:
             return bool(super().shutdown(*args, **kwargs))
         return True
+
+    def no_restart_reason(self) -> None:
+        """21: 0.7.0's reasons are its breaker and its log analysis, neither of which is in use here."""
 
     def note_round(self) -> None:
         """Write down the round that this node works in, for a launcher that has to take over."""
@@ -250,6 +253,11 @@ def heartbeat_key(run_id: str, node: int) -> str:
 def finished_key(run_id: str, round_number: int, node: int) -> str:
     """Return the key that says that a node's ranks have ended well."""
     return f"holdfast/finished/{run_id}/{round_number}/{node}"
+
+
+def allow_slots_of_one_address() -> None:
+    """19: by the switch that 0.7.0 has for simulations; `ControlState` takes the newest slot of a node."""
+    os.environ["NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE"] = "1"
 
 
 def quicken_polls() -> None:

@@ -9,7 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from training.errors import ConfigError
 
-KNOWN_VERSIONS = ("0.6.0",)
+# The first is the one that requirements-training.txt pins.
+KNOWN_VERSIONS = ("0.6.0", "0.7.0")
 _PACKAGE = "nvidia-resiliency-ext"
 
 

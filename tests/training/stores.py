@@ -13,6 +13,8 @@ from typing import Self
 
 from torch._C._distributed_c10d import TCPStore
 
+from training.control_watch import STORE_ID_KEY
+
 SERVER = """
 import sys, time
 from torch._C._distributed_c10d import TCPStore
@@ -54,6 +56,13 @@ class StoreProcess:
             self.kill()
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+
+def make_store(store_id: str = "store-1") -> TCPStore:
+    """Return a control store in this process."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set(STORE_ID_KEY, store_id)
+    return store
 
 
 def listens(endpoint: tuple[str, int]) -> bool:

@@ -20,22 +20,16 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
-from tests.training.stores import StoreProcess, until
+from tests.training.stores import StoreProcess, make_store, until
 from training import control_watch, nvrx_rendezvous
 from training.control_watch import STORE_ID_KEY
 from training.environment import free_port
 from training.events import EventLog, read_events
-from training.nvrx_rendezvous import ControlReturned, ControlState, RendezvousHandler, keep_ranks
+from training.nvrx_rendezvous import ControlReturned, ControlState, RendezvousHandler
 
 NODES = [barrier._NodeDesc("127.0.0.1", pid, 0) for pid in range(4)]
 WATCHES: list[control_watch.ControlWatch] = []
 ROUND_1 = "ft_rendezvous_barrier:run:round_done_1"
-
-
-def make_store(store_id: str = "store-1") -> TCPStore:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    store.set(STORE_ID_KEY, store_id)
-    return store
 
 
 @pytest.fixture
@@ -344,59 +338,15 @@ def test_control_knows_the_end_and_lingers(monkeypatch: pytest.MonkeyPatch) -> N
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize(
-    ("nodes", "last", "ranks"),
-    [
-        ([0, 1, 2], {}, {0: 0, 1: 1}),
-        ([0, 1, 2], {0: 0, 1: 1}, {0: 0, 1: 1}),
-        ([1, 2], {0: 0, 1: 1}, {1: 1, 2: 0}),
-        ([0, 1, 2], {1: 1, 2: 0}, {1: 1, 2: 0}),
-        ([0, 3], {1: 1, 2: 0}, {0: 0, 3: 1}),
-    ],
-)
-def test_survivors_keep_their_ranks(nodes: list[int], last: dict[int, int], ranks: dict[int, int]) -> None:
-    assert keep_ranks(nodes, last, world_size=2) == ranks
+def test_reason_of_a_restart_is_not_asked_of_a_store_that_was_lost(lost: StoreProcess) -> None:
+    handler = make_handler(lost.client())
+    lost.kill()
+    assert handler.no_restart_reason() is None
 
 
-def join(state: Any, *nodes: int) -> list[Any]:
-    return [(NODES[node], node, "none") for node in nodes]
-
-
-def test_spare_pushes_out_a_survivor_in_nvrx() -> None:
-    """GIVEN nodes 1 and 2 at work WHEN spare 0 is back first THEN NVRx starts without node 2."""
-    state = barrier._RendezvousBarrierState(make_store(), "run", is_store_host=True)
-    assert state._can_meet_segment_constraint(join(state, 0, 1), 2)
-    assigned = state._assign_group_ranks(join(state, 0, 1, 2), 2)
-    assert [assigned[NODES[node]] for node in (0, 1, 2)] == [0, 1, 2]
-
-
-def test_survivors_are_awaited_and_keep_their_ranks() -> None:
-    state = ControlState(make_store(), "run", is_store_host=True)
-    state._ranks = {1: 1, 2: 0}
-    assert not state._can_meet_segment_constraint(join(state, 0, 1), 2)
-    assert state._can_meet_segment_constraint(join(state, 0, 1, 2), 2)
-    assigned = state._assign_group_ranks(join(state, 0, 1, 2), 2)
-    assert [assigned[NODES[node]] for node in (0, 1, 2)] == [2, 1, 0]
-
-
-def test_survivors_are_awaited_no_longer_than_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrx_rendezvous, "LAST_CALL_SECONDS", 0.2)
-    state = ControlState(make_store(), "run", is_store_host=True)
-    state._ranks = {1: 1, 2: 0}
-    assert not state._can_meet_segment_constraint(join(state, 0, 1), 2)
-    assert until(lambda: state._can_meet_segment_constraint(join(state, 0, 1), 2))
-    assigned = state._assign_group_ranks(join(state, 0, 1), 2)
-    assert [assigned[NODES[node]] for node in (0, 1)] == [0, 1]
-
-
-def test_slot_that_a_dead_launcher_left_behind_counts_for_nothing() -> None:
-    """GIVEN node 0 twice, its first launcher being dead THEN NVRx gives up, and we take the second."""
-    ghost, live = NODES[2], NODES[0]
-    twice = [(ghost, 0, "none"), (live, 0, "none")]
-    nvrx = barrier._RendezvousBarrierState(make_store(), "run", is_store_host=True)
-    with pytest.raises(RuntimeError, match="Duplicate"):
-        nvrx._assign_group_ranks(twice, 2)
-    state = ControlState(make_store(), "run", is_store_host=True)
-    assert not state._can_meet_segment_constraint(twice, 2)
-    assigned = state._assign_group_ranks([*twice, (NODES[1], 1, "none")], 2)
-    assert assigned == {live: 0, NODES[1]: 1, ghost: 2}
+@pytest.mark.skipif(not hasattr(barrier.FtRendezvousBarrierHandler, "no_restart_reason"), reason="0.7.0 only")
+def test_reason_of_a_restart_needs_the_store_in_nvrx(lost: StoreProcess) -> None:
+    handler = make_handler(lost.client(), barrier.FtRendezvousBarrierHandler)
+    lost.kill()
+    with pytest.raises(RuntimeError):
+        handler.no_restart_reason()

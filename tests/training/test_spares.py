@@ -87,8 +87,8 @@ class Cluster:
             environment.CONTROL: f"127.0.0.1:{self._port}",
             environment.NODE: f"node-{index}",
             environment.NODE_INDEX: str(index),
-            # NVRx 0.7.0 ends a run with two launchers at one address
-            environment.ADDRESS: f"127.0.0.{index + 2}",
+            # one for all, with which NVRx 0.7.0 would end the run
+            environment.ADDRESS: "127.0.0.1",
             environment.WARM_WORKERS: "0",
         }
         command = [sys.executable, "-c", NODE, str(self._recipe), str(self.run_dir), RANK]
