@@ -31,8 +31,8 @@ tests of training/ with it.
         slots                                                         while it waits leaves one behind
     20  waits a second more for the last round's nodes, lost ones     15 waits, as long as they are heard
         too                                                           (training/launcher_arguments.py)
-    21  asks the store for the reason before each restart, which      no reason: nothing here sets one
-        hangs, or ends the launcher, when it was lost just then
+    21  asks the store why, when a peer calls for a restart: fails,   there is no reason: nothing here
+        or hangs, on a store that was lost just then                  sets one
     22  forgets to give up the slot of a launcher that is told to     6 opens the next round
         stop while it waits
 """
