@@ -146,6 +146,7 @@ class Link:
 
     def __init__(self, port: int) -> None:
         self._target, self._sockets = port, list[socket.socket]()
+        self._lock = threading.Lock()
         self.port = free_port()
         self.mend()
 
@@ -154,19 +155,24 @@ class Link:
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def cut(self) -> None:
-        for end in (self._listener, *self._sockets):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-        self._sockets.clear()
+        with self._lock:
+            for end in (self._listener, *self._sockets):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+                end.close()
+            self._sockets.clear()
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = listener.accept()
-                self._sockets.append(near)
-                far = socket.create_connection(("127.0.0.1", self._target))
-                self._sockets.append(far)
+                with self._lock:
+                    if listener.fileno() < 0:  # cut just now
+                        near.close()
+                        return
+                    self._sockets.append(near)
+                    far = socket.create_connection(("127.0.0.1", self._target))
+                    self._sockets.append(far)
                 for ends in ((near, far), (far, near)):
                     threading.Thread(target=self._pump, args=ends, daemon=True).start()
 
