@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from training.environment import free_port
@@ -114,3 +115,11 @@ def _result(rank: int, process: BaseProcess, receiver: Connection, deadline: flo
     if not succeeded:
         raise RankFailed(f"rank {rank}:\n{value}")
     return value
+
+
+def is_alive(pid: int) -> bool:
+    """Say whether a process is there and no zombie: an orphan's is reaped whenever its new parent likes."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import is_alive
 from tests.rehearsal.test_rehearse import start, write_recipe
 from training.errors import ConfigError
 from training.processes import descendants
@@ -110,7 +111,7 @@ def test_no_rank_opens_another_nodes_slots_and_sigkill_leaves_nothing(
     process.communicate()
     assert sorted(found, key=str) == [{"node-0"}, {"node-1"}]
 
-    while any(Path(f"/proc/{pid}").exists() for pid in below) and time.monotonic() < deadline:
+    while any(is_alive(pid) for pid in below) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
+    assert [pid for pid in below if is_alive(pid)] == []
     assert {path for path in Path("/dev/shm").iterdir() if path.name.startswith("hf-")} <= before

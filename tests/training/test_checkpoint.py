@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import RankFailed, Ranks, run_ranks
+from tests.ranks import RankFailed, Ranks, is_alive, run_ranks
 from tests.tiny import replaced, step_losses, tiny_recipe, train_rank
 from training import commit
 from training.config import JobConfig
@@ -80,7 +80,7 @@ def test_workers_die_with_their_rank(data: Path, tmp_path: Path) -> None:
     assert workers
     ranks.kill()
     deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+    while any(is_alive(worker) for worker in workers):
         assert time.monotonic() < deadline, "an orphaned worker is still there"
         time.sleep(0.05)
 

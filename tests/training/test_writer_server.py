@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.ranks import is_alive
+
 ROOT = Path(__file__).parents[2]
 # NVRx's queue in a rank that has such a server; argv: where the worker writes what it is
 RANK = """
@@ -53,7 +55,7 @@ def start(tmp_path: Path, end: str) -> subprocess.Popen[str]:
 def gone(*pids: int) -> bool:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+        if not any(is_alive(pid) for pid in pids):
             return True
         time.sleep(0.02)
     return False
