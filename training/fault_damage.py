@@ -13,6 +13,7 @@ from typing import Any
 
 from training import commit, slots
 from training.config import JobShape
+from training.files import listing
 from training.layout import Place
 from training.run_directory import read_run_id
 
@@ -64,7 +65,7 @@ class Target:
     def _lose_snapshots(self) -> None:
         """Remove the rank's slots, and copies of its shard on this node."""
         own = slots.shard_directory(read_run_id(self.run_dir), self.node, self._place())
-        for directory in own.parent.glob(f"{own.name.rpartition('.')[0]}.*"):
+        for directory in listing(own.parent, f"{own.name.rpartition('.')[0]}.*"):
             shutil.rmtree(directory, ignore_errors=True)
 
     def _place(self) -> Place:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import time
@@ -24,6 +25,15 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(value, indent=1, sort_keys=True))
+
+
+def listing(directory: Path, pattern: str) -> list[Path]:
+    """Return the sorted paths that match, while other processes may be removing the directories in it.
+
+    `Path.glob` raises FileNotFoundError where a directory goes between its look and its listing.
+    """
+    names = glob.glob(pattern, root_dir=directory, include_hidden=True)
+    return sorted(directory / name for name in names)
 
 
 def fsync_directory(path: Path) -> None:

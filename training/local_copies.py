@@ -15,6 +15,7 @@ from training import local_image, slots
 from training.drain_worker import DrainWorker, Outcome
 from training.errors import CheckpointError, RunError
 from training.events import EventLog
+from training.files import listing
 from training.lineage import Ancestry
 from training.local_image import CopyRequest
 from training.slots import Mark, Slot
@@ -63,7 +64,7 @@ class LocalCopies:
                 f"checkpoint.local.directory={str(self._root)!r}: cannot be used ({error.strerror}); mount "
                 "the node's disk there, or leave the setting empty"
             ) from error
-        held = sum(_allocated_bytes(path) for path in self.directory.glob("*/*"))
+        held = sum(_allocated_bytes(path) for path in listing(self.directory, "*/*"))
         needed = (self._keep + 1) * self._snapshots.layout.size_bytes
         if needed > free + held:
             raise RunError(

@@ -29,7 +29,7 @@ from training.drain import pin_complete
 from training.drain_worker import Outcome, leave_outcome
 from training.errors import CheckpointError
 from training.events import EventLog
-from training.files import fsync_directory, write_json
+from training.files import fsync_directory, listing, write_json
 from training.layout import Layout, Place
 from training.lineage import Ancestry, name_of, read_ancestry
 from training.slots import Descriptor, Mark, Slot, shard_name
@@ -124,7 +124,7 @@ def write_image(request: CopyRequest) -> None:
 
 def whole_images(directory: Path) -> Iterator[tuple[Path, ImageManifest]]:
     """Yield the images of a shard whose manifest can be read."""
-    for path in sorted(directory.glob("step-*")):
+    for path in listing(directory, "step-*"):
         if _WHOLE.fullmatch(path.name) is None:
             continue
         try:
@@ -154,7 +154,7 @@ def read_image_manifest(directory: Path) -> ImageManifest:
 
 def scan(root: Path, run: str) -> Iterator[tuple[Path, ImageManifest]]:
     """Yield every whole image of a run on this machine."""
-    for directory in sorted(run_path(root, run).glob("*/shard-*")):
+    for directory in listing(run_path(root, run), "*/shard-*"):
         yield from whole_images(directory)
 
 
@@ -165,7 +165,7 @@ def prune(directory: Path, *, keep: int, ancestry: Ancestry) -> None:
         for path, manifest in sorted(whole_images(directory), key=lambda found: found[1].mark.step)
         if ancestry.holds(manifest.mark.lineage, manifest.mark.step)
     ]
-    for path in directory.iterdir():
+    for path in listing(directory, "*"):
         if path not in live[-keep:]:
             shutil.rmtree(path, ignore_errors=True)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from training import environment
 from training.errors import RunError
-from training.files import write_text
+from training.files import listing, write_text
 
 _OWNER_WAIT_SECONDS = 30.0
 _POLL_SECONDS = 0.01
@@ -89,7 +89,7 @@ def sweep_dead_runs(root: Path, *, but: str) -> list[Path]:
         root: Directory of all runs' slots.
         but: Id of the run that is starting.
     """
-    dead = [node for node in root.glob("*/*") if node.parent.name != but and _is_dead(node)]
+    dead = [node for node in listing(root, "*/*") if node.parent.name != but and _is_dead(node)]
     for node in dead:
         shutil.rmtree(node, ignore_errors=True)
         with contextlib.suppress(OSError):  # another node's slots are there, or another rank was quicker
@@ -102,7 +102,7 @@ def _is_dead(node: Path) -> bool:
         keeper = (node / _KEEPER).read_text()
     except OSError:  # it has none, or another rank of this node is removing it
         return False
-    return not any(_is_locked(path) for path in (Path(keeper), *node.glob("shard-*/owner")))
+    return not any(_is_locked(path) for path in (Path(keeper), *listing(node, "shard-*/owner")))
 
 
 def _is_locked(path: Path) -> bool:

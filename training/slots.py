@@ -31,6 +31,7 @@ from torch import Tensor
 
 from training import environment
 from training.errors import CheckpointError, RunError
+from training.files import listing
 from training.layout import HEADER_BYTES, Layout, Piece, Place
 from training.page_locks import PageLocks
 
@@ -213,28 +214,39 @@ def slots_of_shard(run: str, node: str, layout: Layout) -> Iterator[Path]:
     place = layout.place
     own = shard_directory(run, node, place)
     pattern = f"shard-{place.shard:05d}-of-{place.shards:05d}.*"
-    for directory in sorted(own.parent.glob(pattern), key=lambda path: (path != own, path.name)):
-        yield from sorted(directory.glob("*.slot"))
+    for directory in sorted(listing(own.parent, pattern), key=lambda path: (path != own, path.name)):
+        yield from listing(directory, "*.slot")
 
 
 def read_descriptor(path: Path) -> Descriptor | None:
     """Return a slot file's descriptor, None if there is no file or no slot in it."""
+    header = _read_header(path)
+    return None if header is None else _descriptor(header)
+
+
+def _read_header(path: Path) -> bytes | None:
     try:
         with path.open("rb") as file:
-            raw = file.read(HEADER_BYTES)[_DESCRIPTOR]
-        return Descriptor(**json.loads(raw.rstrip(b"\0")))
-    except (OSError, ValueError, TypeError):
+            return file.read(HEADER_BYTES)
+    except OSError:
+        return None
+
+
+def _descriptor(header: bytes) -> Descriptor | None:
+    try:
+        return Descriptor(**json.loads(header[_DESCRIPTOR].rstrip(b"\0")))
+    except (ValueError, TypeError):
         return None
 
 
 def scan(run: str) -> Iterator[tuple[Path, Descriptor, Mark | None]]:
     """Yield every slot of a run on this machine with what it holds, None where that is no whole snapshot."""
-    for path in sorted((root() / run).glob("*/shard-*/*.slot")):
-        descriptor = read_descriptor(path)
-        if descriptor is None:
+    for path in listing(root() / run, "*/shard-*/*.slot"):
+        raw = _read_header(path)
+        descriptor = None if raw is None else _descriptor(raw)
+        if raw is None or descriptor is None:
             continue
-        with path.open("rb") as file:
-            header = torch.frombuffer(bytearray(file.read(HEADER_BYTES)), dtype=torch.uint8)
+        header = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
         begin, complete = _mark(header[_BEGIN]), _mark(header[_COMPLETE])
         yield path, descriptor, complete if begin == complete and complete.lineage else None
 
@@ -246,7 +258,7 @@ def fits(path: Path, layout: Layout, descriptor: Descriptor) -> bool:
 
 def sweep_other_meshes(node_directory: Path, *, shards: int) -> None:
     """Remove what a run's earlier world sizes have left on a node, in memory or on its disk."""
-    for directory in node_directory.glob("shard-*"):
+    for directory in listing(node_directory, "shard-*"):
         if f"-of-{shards:05d}." not in directory.name:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -254,7 +266,7 @@ def sweep_other_meshes(node_directory: Path, *, shards: int) -> None:
 def sweep(directory: Path) -> None:
     """Remove a shard's slots, and the directories above once no slots are in them."""
     shutil.rmtree(directory, ignore_errors=True)
-    if not any(directory.parent.glob("shard-*")):
+    if not listing(directory.parent, "shard-*"):
         (directory.parent / "keeper").unlink(missing_ok=True)
     for parent in (directory.parent, directory.parent.parent):
         try:
@@ -290,7 +302,7 @@ def check_memory(*, needed_bytes: int, ranks: int, slots: int) -> None:
 
 
 def _stale_hint(root: Path) -> str:
-    runs = sorted(path.name for path in (root / "holdfast").glob("*"))
+    runs = [path.name for path in listing(root / "holdfast", "*")]
     return f" (runs that have slots here: {', '.join(runs)}; remove those that are dead)" if runs else ""
 
 

@@ -9,6 +9,7 @@ import pytest
 from k8s.findings import Finding
 from k8s.smoke import MARK, judge, smoke_objects
 from tests.k8s.conftest import MakeRun
+from training.nvrx_version import KNOWN_VERSIONS
 
 EFA = "NCCL INFO NET/OFI Selected provider is efa, fabric is efa-direct (found 32 nics)"
 
@@ -41,11 +42,12 @@ def test_a_sound_cluster(make: MakeRun) -> None:
         (log(bus_gigabytes_per_second=150.0), "bandwidth", "WARN"),
         (log(nccl="2.28.5"), "image", "FAIL"),
         (log(nvrx=""), "image", "FAIL"),
-        (log(nvrx="0.7.0"), "image", "FAIL"),
+        (log(nvrx="0.5.0"), "image", "FAIL"),
+        *((log(nvrx=known), "image", "OK") for known in KNOWN_VERSIONS),
         ("Traceback", "smoke", "FAIL"),
     ],
 )
-def test_what_is_wrong(make: MakeRun, text: str, name: str, level: str) -> None:
+def test_judges_what_rank_0_has_printed(make: MakeRun, text: str, name: str, level: str) -> None:
     assert levels(list(judge(text, make())))[name] == level
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,24 @@ def test_the_old_file_stays_where_the_new_one_cannot_be_written(tmp_path: Path) 
     with pytest.raises(UnicodeEncodeError):
         files.write_text(path, "\ud800")
     assert path.read_text() == "old"
+
+
+def test_lists_a_directory_that_another_process_is_removing(tmp_path: Path) -> None:
+    shard = tmp_path / "node" / "shard-0"
+    stop = threading.Event()
+
+    def make_and_remove() -> None:
+        while not stop.is_set():
+            shard.mkdir(parents=True)
+            shard.rmdir()
+            shard.parent.rmdir()
+
+    thread = threading.Thread(target=make_and_remove)
+    thread.start()
+    try:
+        for _ in range(3000):  # Path.glob raises within the first few hundred
+            assert set(files.listing(tmp_path, "*/shard-*")) <= {shard}
+            assert set(files.listing(shard.parent, "shard-*")) <= {shard}
+    finally:
+        stop.set()
+        thread.join()

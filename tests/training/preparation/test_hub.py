@@ -82,7 +82,6 @@ def test_only_errors_of_the_client_are_the_hubs(
 
 def test_data_set_is_streamed_and_resumed(tmp_path: Path) -> None:
     """GIVEN a killed download THEN it goes on after the files it has, and ends in the same bytes."""
-    pytest.importorskip("datasets", reason="optional: reads data sets of the hub")
     lines = [json.dumps({"text": f"text {number}", "url": "u"}) for number in range(12_000)]
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.jsonl").write_text("\n".join(lines))
