@@ -27,6 +27,7 @@ from training.exchange import Exchange
 from training.inventory import Tier
 from training.layout import Place
 from training.lineage import name_of
+from training.local_copies import halfway
 from training.restore import Restored, Restorer, ShardTier
 from training.run_directory import read_run_id
 from training.slots import NOTES, Mark
@@ -175,34 +176,39 @@ class Checkpointer:
             if dist.get_rank() == 0:
                 logger.info("snapshots: %s", reason)
 
-    def maybe_save(self, state: TrainState, *, last: bool) -> bool:
+    def maybe_save(self, state: TrainState, *, last: bool, until: float = math.inf) -> bool:
         """Start a durable save, or a copy on the node's disk, if one is due; return whether it was.
 
         Saves never overlap: one that is due while another is being written, or before the slots are there,
         waits for that, and training waits too only at the last step or where `checkpoint.overlap` says so.
+
+        Args:
+            state: What is saved.
+            last: Save it whether or not it is due.
+            until: When to give it up at the latest, seconds since the epoch.
         """
         local = self._config.local
         self._is_due |= last or state.step % self._config.every_steps == 0
         self._is_copy_due |= self._copies is not None and state.step % local.every_steps == 0
         if self._is_due and (last or self._config.overlap == "wait"):
-            self._end_previous()
+            self._end_previous(until)
         elif self._group.is_copying or not self._can_hold():
             return False
         elif self._group.is_saving or not self._is_due:
             return self._is_copy_due and self._begin_copy(state)
         self._is_due = self._is_copy_due = False
-        self._begin(state)
+        self._begin(state, until)
         return True
 
-    def _end_previous(self) -> None:
+    def _end_previous(self, until: float) -> None:
         """Wait until the previous save has ended: on all ranks, or on this one where the store is lost."""
         try:
-            self.finalize()
+            self.finalize(until=until)
         except dist.DistError as error:
             # the commit is the work of rank 0's checkpoint worker, which needs no store
             logger.warning("no control store (%s): this save does not wait for the other ranks'", error)
         if self._copies is not None:
-            self._copies.wait()
+            self._copies.wait(until=halfway(until))
 
     def _can_hold(self) -> bool:
         """Say whether all ranks have their slots: locking pages takes seconds, and a save would wait."""
@@ -268,13 +274,13 @@ class Checkpointer:
     def _mark(self, state: TrainState) -> Mark:
         return Mark(lineage=self._lineage, step=state.step, position=state.position)
 
-    def _begin(self, state: TrainState) -> None:
+    def _begin(self, state: TrainState, until: float) -> None:
         save = Save(
             run_dir=self.run_dir,
             mark=self._mark(state),
             world_size=dist.get_world_size(),
             keep=self._config.keep,
-            deadline=time.time() + self._config.deadline_seconds,
+            deadline=min(until, time.time() + self._config.deadline_seconds),
         )
         self._failure = ""
         if self._writer.begin(save, state.tensors(), self._notes):

@@ -3,7 +3,8 @@
 ls       every state, in storage and in this machine's memory
 verify   read and hash every checkpoint; exit code 1 if one is damaged
 explain  what a restart would restore now, and why nothing newer; loads nothing
-prune    remove old and half-written checkpoints; refused while the run is going on
+prune    remove half-written checkpoints, and those older than the newest --keep that are whole; refused while
+         the run is going on
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="training checkpoint", description=__doc__.split("\n")[0])
     parser.add_argument("action", choices=sorted(_ACTIONS))
     parser.add_argument("run_dir", type=Path, help="directory of a run, such as runs/NAME")
-    parser.add_argument("--keep", type=int, default=3, help="prune: checkpoints to keep (default: 3)")
+    parser.add_argument("--keep", type=int, default=3, help="prune: whole checkpoints to keep (default: 3)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
     if not (arguments.run_dir / "run.json").exists():
@@ -74,8 +75,20 @@ def _explain(arguments: argparse.Namespace) -> tuple[list[Row], int]:
 
 def _prune(arguments: argparse.Namespace) -> tuple[list[Row], int]:
     RunDirectory(path=arguments.run_dir).lock(wait_seconds=0.0)
-    gone = commit.prune(arguments.run_dir / "checkpoints", keep=arguments.keep)
-    return [{"removed": str(path)} for path in gone], EXIT_DONE
+    root = arguments.run_dir / "checkpoints"
+    rows: list[Row] = []
+    kept = whole = 0
+    for path in commit.committed_checkpoints(root):
+        if whole == arguments.keep:
+            break
+        kept += 1
+        try:
+            commit.verify(path)
+            whole += 1
+        except CheckpointError as error:
+            rows.append({"damaged": str(path), "detail": str(error)})
+    gone = commit.prune(root, keep=kept)
+    return [*rows, *({"removed": str(path)} for path in gone)], EXIT_DONE
 
 
 def _sources(run_dir: Path) -> list[Source]:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -127,8 +128,14 @@ class LocalCopies:
         if outcome.failure:
             logger.warning("local copy of step %d: %s; training goes on", outcome.step, outcome.failure)
 
-    def wait(self) -> None:
-        """Wait until a copy that `save` has started is over, at most until its deadline."""
+    def wait(self, *, until: float) -> None:
+        """Wait until a copy that `save` has started is over; give it up at its deadline or `until`.
+
+        Args:
+            until: Seconds since the epoch.
+        """
+        if self._request is not None:
+            self._request = replace(self._request, deadline=min(self._request.deadline, until))
         while self._slot is not None:
             self.poll()
             time.sleep(_POLL_SECONDS)
@@ -205,6 +212,11 @@ class LocalCopies:
 
     def _refuse(self, path: Path, reason: str) -> None:
         self._events.emit("refused", source=str(path), tier="local", reason=reason)
+
+
+def halfway(deadline: float) -> float:
+    """Return the middle of the time from now to a deadline; both are seconds since the epoch."""
+    return (time.time() + deadline) / 2
 
 
 def _allocated_bytes(path: Path) -> int:

@@ -89,6 +89,6 @@ def park(
     with waiting():
         is_time = exchange.first("time to save", time.time() < until)
         if is_time and not checkpointer.has_begun(state.step):
-            checkpointer.maybe_save(state, last=True)
+            checkpointer.maybe_save(state, last=True, until=until)
         failed = checkpointer.finalize(until=until)
     return checkpointer.has_begun(state.step) and not failed

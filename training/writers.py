@@ -28,7 +28,7 @@ from training import commit, drain
 from training.drain import Save, ShardPlan, ShardRequest
 from training.drain_worker import DrainWorker, Outcome
 from training.errors import CheckpointError, ConfigError
-from training.local_copies import LocalCopies
+from training.local_copies import LocalCopies, halfway
 from training.snapshot import Snapshots
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,8 @@ class HoldfastWriter:
         )
         self._is_copying = self._copies is not None
         if self._copies is not None:
-            self._copies.begin(save.mark, slot_path, deadline=save.deadline)
+            # a disk that hangs must leave the save the time to be written from memory
+            self._copies.begin(save.mark, slot_path, deadline=halfway(save.deadline))
         else:
             self._worker.submit(drain.drain, self._request)
         return True

@@ -43,6 +43,15 @@ def test_prune_keeps_the_newest_and_removes_what_is_half_written(
     assert visible_steps(run_dir / "checkpoints") == [40, 30]
 
 
+def test_prune_counts_only_what_is_whole(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damaged = run_dir / "checkpoints" / "step-00000040"
+    flip_bit(damaged / "__0_0.distcp")
+    code, rows = run(capsys, "prune", str(run_dir), "--keep", "2")
+    assert code == EXIT_DONE
+    assert [row["damaged"] for row in rows if "damaged" in row] == [str(damaged)]
+    assert visible_steps(run_dir / "checkpoints") == [40, 30, 20]
+
+
 def hold(run_dir: Path) -> int:
     """Prune while another process, which the parent is here, trains."""
     with pytest.raises(RunError, match="is in use by pid"):

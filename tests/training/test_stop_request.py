@@ -54,6 +54,22 @@ def run_with_sigterm(config: JobConfig, run_dir: Path, grace_seconds: int) -> in
     return Worker(config, run_dir).run()
 
 
+def run_with_sigterm_and_a_disk_that_hangs(config: JobConfig, run_dir: Path, grace_seconds: int) -> int:
+    """Be a rank; the worker that copies to rank 0's disk hangs before step 3."""
+    from training.local_copies import LocalCopies
+    from training.process_group import rank_and_world
+
+    prepare = LocalCopies.prepare
+
+    def prepare_and_hang(self: LocalCopies, run: str) -> None:
+        prepare(self, run)
+        if rank_and_world()[0] == 0:
+            os.kill(self._worker._queue.persistent_caller.process.pid, signal.SIGSTOP)
+
+    LocalCopies.prepare = prepare_and_hang  # type: ignore[method-assign]
+    return run_with_sigterm(config, run_dir, grace_seconds)
+
+
 def parked(run_dir: Path) -> list[tuple[int, int, bool]]:
     found = [event for event in read_events(run_dir) if event["event"] == "parked"]
     return sorted((event["rank"], event["step"], event["durable"]) for event in found)
@@ -92,6 +108,16 @@ def test_memory_is_kept_where_the_grace_allows_no_save(data: Path, tmp_path: Pat
     run_ranks(2, train_rank, config, tmp_path)
     [restored] = [e for e in read_events(tmp_path) if e["event"] == "restored" and e["rank"] == 0]
     assert (restored["source"], restored["step"]) == ("memory", 3)
+
+
+def test_a_disk_that_hangs_leaves_the_grace_time_for_the_durable_save(data: Path, tmp_path: Path) -> None:
+    local = {"directory": str(tmp_path / "disk"), "every_steps": 2}
+    checkpoint = {"writer": "holdfast", "every_steps": 100, "overlap": "defer", "local": local}
+    config = tiny_recipe(data, ranks=2, checkpoint=checkpoint)
+    ended = run_ranks(2, run_with_sigterm_and_a_disk_that_hangs, config, tmp_path / "run", 24)
+    assert ended == [EXIT_STOPPED] * 2
+    assert parked(tmp_path / "run") == [(0, 3, True), (1, 3, True)]
+    assert checkpoints(tmp_path / "run") == [3]
 
 
 @pytest.mark.parametrize("layers", ["both"])
