@@ -152,10 +152,13 @@ class Progress:
         )
 
     def _exit_code(self) -> int | None:
-        codes = [code for code in self._supervisors.values() if code is not None]
-        if not codes or len(codes) < len(self._supervisors):
+        # a supervisor that went with its node tells no exit; its ranks are elsewhere by then
+        working = set(self._ranks.values())
+        codes = [code for (node, _), code in self._supervisors.items() if node in working or not working]
+        ended = [code for code in codes if code is not None]
+        if not ended or len(ended) < len(codes):
             return None
-        return EXIT_DONE if self._done else max(codes)
+        return EXIT_DONE if self._done else max(ended)
 
     def _steps_per_second(self) -> float | None:
         if len(self._recent) < 2:
@@ -219,10 +222,14 @@ class Progress:
         if event.get("attempt"):
             self._counts["relaunch"] += 1
             return
-        if None not in self._supervisors.values():  # nobody lives: another Job of this run
+        if not self._supervisors or self._exit_code() is not None:  # nobody lives: another Job of this run
             self._supervisors.clear()
+            self._ranks.clear()
             self._done = False
             self._counts["job"] += 1
+        killed = [key for key, code in self._supervisors.items() if key[0] == event["node"] and code is None]
+        for key in killed:
+            del self._supervisors[key]
         self._supervisors[event["node"], event["pid"]] = None
         self._counts["launch"] += 1
 

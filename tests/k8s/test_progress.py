@@ -101,6 +101,26 @@ def test_pods_of_a_job_that_resumes_are_no_restarts(tmp_path: Path) -> None:
     assert (status.restarts.in_job, status.restarts.pod, status.exit_code) == (0, 1, None)
 
 
+def test_a_node_that_was_lost_does_not_keep_the_run_going(tmp_path: Path) -> None:
+    """GIVEN a node that goes without an exit, its rank on the spare WHEN all others end THEN the run has."""
+    names = ("node-a", "node-b", "spare")
+    nodes = {name: EventLog(tmp_path, role="supervisor", node=name) for name in names}
+    for log in nodes.values():
+        log.emit("launch", time=START, attempt=0)
+    with EventLog(tmp_path, role="supervisor", node="node-a", pid=1) as killed:  # its pod was made again there
+        killed.emit("launch", time=START - 1, attempt=0)
+    enters = [(0, "node-a", 1.0), (1, "node-b", 1.0), (0, "node-a", 9.0), (1, "spare", 9.0)]
+    for rank, node, seconds in enters:
+        with EventLog(tmp_path, role="rank", node=node, rank=rank) as log:
+            log.emit("enter", time=START + seconds)
+    for name in ("node-a", "spare"):
+        assert status_of(tmp_path).exit_code is None
+        nodes[name].emit("exit", time=START + 20, exit_code=143)
+    assert status_of(tmp_path).exit_code == 143
+    for log in nodes.values():
+        log.close()
+
+
 def test_a_restart_shows_the_step_that_it_begins_at(tmp_path: Path, rank_0: EventLog) -> None:
     step(rank_0, 9, time=START)
     rank_0.emit("checkpoint", time=START, step=9, status="snapshot")
