@@ -49,7 +49,7 @@ SEED ?= 1
 FAULTS ?= 200
 soak: setup ## FAULTS random faults by SEED, five to a run
 	python -m training prepare training/recipes/soak_cpu.toml
-	python tools/soak.py --seed $(SEED) --faults $(FAULTS)
+	python -m tools.soak --seed $(SEED) --faults $(FAULTS)
 
 image: setup-infra ## both container images, where there is a Docker engine
 	docker build --target trainer --tag holdfast-trainer:$$(python -m stacks.image_sources) --file training/Dockerfile .

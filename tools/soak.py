@@ -10,7 +10,9 @@ Each run takes the next seed, so that one failure can be had again:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -18,9 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.errors import EXIT_STOPPED
+from training.processes import adopt_orphans, end_descendants
+
 RECIPE = Path(__file__).parents[1] / "training" / "recipes" / "soak_cpu.toml"
 FAULTS_PER_RUN = 5
 _RUN_SECONDS = 900
+_END_SECONDS = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,18 +53,16 @@ def main() -> int:
     if arguments.faults < 1:
         parser.error(f"--faults={arguments.faults}: must be at least 1; raise it")
     root = arguments.run_dir or Path("runs") / time.strftime("soak-%Y%m%d-%H%M%S")
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(EXIT_STOPPED))
     outcomes: list[Outcome] = []
-    left = arguments.faults
-    while left > 0:
-        count = min(left, FAULTS_PER_RUN)
-        outcome = run(arguments.recipe, root, seed=arguments.seed + len(outcomes), count=count)
-        outcomes.append(outcome)
-        left -= count
-        state = "passed" if outcome.passed else f"FAILED: {outcome.why}"
-        print(  # noqa: T201
-            f"seed {outcome.seed}: {outcome.recovered}/{outcome.planned} in {outcome.seconds:.0f} s  {state}",
-            flush=True,
-        )
+    started = time.monotonic()
+    for first in range(0, arguments.faults, FAULTS_PER_RUN):
+        count = min(arguments.faults - first, FAULTS_PER_RUN)
+        outcomes.append(run(arguments.recipe, root, seed=arguments.seed + len(outcomes), count=count))
+        minutes = (time.monotonic() - started) / 60
+        left = minutes / (first + count) * (arguments.faults - first - count)
+        print(f"{_line(outcomes[-1])}  {minutes:.0f} min, {left:.0f} left", flush=True)  # noqa: T201
     return report(outcomes, root)
 
 
@@ -69,13 +73,9 @@ def run(recipe: Path, root: Path, *, seed: int, count: int) -> Outcome:
     places = ["--run-dir", str(root / f"seed-{seed}"), "--undisturbed", str(root / "undisturbed")]
     started = time.monotonic()
     try:
-        done = subprocess.run(
-            [*command, *options, *places], capture_output=True, text=True, timeout=_RUN_SECONDS
-        )
-        verdict = json.loads(done.stdout) if done.stdout else None
-        why = "" if verdict else done.stderr.strip().rpartition("\n")[2]
-    except subprocess.TimeoutExpired:
-        verdict, why = None, f"not done after {_RUN_SECONDS} s"
+        verdict, why = _verdict([*command, *options, *places])
+    finally:
+        end_descendants()
     return Outcome(
         seed=seed,
         planned=count,
@@ -84,6 +84,24 @@ def run(recipe: Path, root: Path, *, seed: int, count: int) -> Outcome:
         seconds=time.monotonic() - started,
         why=why or _problem(verdict),
     )
+
+
+def _verdict(command: list[str]) -> tuple[dict[str, Any] | None, str]:
+    """Return the verdict of a rehearsal, or what it ended with instead."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        out, error = process.communicate(timeout=_RUN_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # it ends its nodes and removes their directories
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_END_SECONDS)
+        return None, f"not done after {_RUN_SECONDS} s"
+    return (json.loads(out), "") if out else (None, error.strip().rpartition("\n")[2])
+
+
+def _line(outcome: Outcome) -> str:
+    state = "passed" if outcome.passed else f"FAILED: {outcome.why}"
+    return f"seed {outcome.seed}: {outcome.recovered}/{outcome.planned} in {outcome.seconds:.0f} s  {state}"
 
 
 def report(outcomes: list[Outcome], root: Path) -> int:

@@ -107,7 +107,9 @@ def test_a_node_that_was_lost_does_not_keep_the_run_going(tmp_path: Path) -> Non
     nodes = {name: EventLog(tmp_path, role="supervisor", node=name) for name in names}
     for log in nodes.values():
         log.emit("launch", time=START, attempt=0)
-    with EventLog(tmp_path, role="supervisor", node="node-a", pid=1) as killed:  # its pod was made again there
+    with EventLog(
+        tmp_path, role="supervisor", node="node-a", pid=1
+    ) as killed:  # its pod was made again there
         killed.emit("launch", time=START - 1, attempt=0)
     enters = [(0, "node-a", 1.0), (1, "node-b", 1.0), (0, "node-a", 9.0), (1, "spare", 9.0)]
     for rank, node, seconds in enters:
