@@ -30,7 +30,7 @@ _done = False
 
 
 def preload(config: JobConfig) -> None:
-    """Import all that a rank and a launcher use; start no thread and touch no GPU."""
+    """Import all that a rank and a launcher use, and open the data; start no thread and touch no GPU."""
     global _done
     # not told from gc.get_freeze_count(): Python 3.12 starts with objects that are frozen
     if _done:
@@ -39,6 +39,7 @@ def preload(config: JobConfig) -> None:
     for name in (*MODULES, *(COMPILER_MODULES if config.model.compile else ())):
         importlib.import_module(name)
     _import_model(config)
+    _open_data(config)
     # Objects that live for ever need not be walked by every collection in every rank: NVRx collects
     # until nothing is left before each in-process re-entry.
     gc.collect()
@@ -54,5 +55,14 @@ def _import_model(config: JobConfig) -> None:
 
     try:
         model.build_model(model.load_model_config(config.model))
+    except HoldfastError as error:
+        log.debug("left to the ranks to say: %s", error)
+
+
+def _open_data(config: JobConfig) -> None:
+    from training import worker
+
+    try:
+        worker.open_stores(config)
     except HoldfastError as error:
         log.debug("left to the ranks to say: %s", error)

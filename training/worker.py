@@ -7,6 +7,7 @@ what a fault throws away is made by each attempt (process group, mesh, Trainer).
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import logging
 import os
@@ -171,12 +172,21 @@ def make_mesh(config: JobConfig, device: torch.device) -> DeviceMesh:
 
 
 def open_stores(config: JobConfig) -> tuple[TokenStore, TokenStore | None]:
-    """Open the training shards, and the validation shards where evaluation is on."""
-    training = TokenStore(Path(config.data.path) / "train")
+    """Open the training shards, and the validation shards where evaluation is on; once a process.
+
+    A rank that is forked from a warm server finds them open: on a shared file system the look at
+    thousands of shards takes seconds.
+    """
+    training = _open_store(Path(config.data.path) / "train", "data.path")
     if not config.training.evaluate_every_steps:
         return training, None
     path = Path(config.data.validation_path or Path(config.data.path) / "validation")
-    return training, TokenStore(path, setting="data.validation_path")
+    return training, _open_store(path, "data.validation_path")
+
+
+@functools.cache
+def _open_store(path: Path, setting: str) -> TokenStore:
+    return TokenStore(path, setting=setting)
 
 
 def data_identity(config: JobConfig, store: TokenStore) -> Mapping[str, str]:

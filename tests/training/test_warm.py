@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import tiny_recipe
+from training import warm, worker
+from training.errors import ConfigError
+from training.shards import TokenStore
 
 CODE = """
 import gc, sys
@@ -20,3 +29,22 @@ def test_objects_that_are_frozen_already_do_not_stop_it() -> None:
     recipe = "training/recipes/rehearsal_cpu.toml"
     done = subprocess.run([sys.executable, "-c", CODE, recipe], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+def test_ranks_find_the_data_open(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "tokens")
+    config = tiny_recipe(tmp_path / "tokens", ranks=1)
+    warm._open_data(config)
+    expected = TokenStore(tmp_path / "tokens" / "train").tokens
+    # WHEN nobody can open it any more
+    (tmp_path / "tokens" / "train" / "index.json").unlink()
+    # THEN
+    store, _ = worker.open_stores(config)
+    assert store.tokens == expected
+
+
+def test_data_that_cannot_be_opened_is_left_to_the_ranks(tmp_path: Path) -> None:
+    config = tiny_recipe(tmp_path / "none", ranks=1)
+    warm._open_data(config)
+    with pytest.raises(ConfigError, match=r"data\.path"):
+        worker.open_stores(config)
