@@ -48,6 +48,7 @@ class _Group:
     is_saving: bool = False
     is_copying: bool = False
     is_ready: bool = False
+    has_room: bool = False
 
 
 class Checkpointer:
@@ -142,33 +143,36 @@ class Checkpointer:
         self._notes = notes
         if self._snapshots is None:
             return
+        if self._group.has_room and self._cadence.due(state.step):
+            self._snapshots.take(self._mark(state), notes)
         if self._group.is_ready:
-            if self._cadence.due(state.step):
-                self._snapshots.take(self._mark(state), notes)
             self._cadence.measure(now=time.monotonic(), costs_seconds=self._snapshots.costs_seconds())
         self._snapshots.set_up()
 
     def signals(self) -> tuple[float, ...]:
         """Return what the other ranks have to know, to be summed over all of them."""
         self._poll()
+        has_room = self._snapshots is not None and self._snapshots.has_room()
         is_ready = self._snapshots is not None and self._snapshots.ready()
         is_copying = self._copies is not None and self._copies.is_busy
         return (
             float(self._pending is not None),
             float(is_copying),
             float(is_ready),
+            float(has_room),
             *self._cadence.offer(),
         )
 
     def learn(self, step: int, sums: Sequence[float]) -> None:
         """Take the sums of `signals` that all ranks gave at `step`."""
         ranks = dist.get_world_size()
-        saving, copying, ready, *offers = sums
+        saving, copying, ready, room, *offers = sums
         # a save that was begun after these signals were given is not in them
         self._group = _Group(
             is_saving=saving > 0 or step <= self._begun_step,
             is_copying=copying > 0 or step <= self._copied_step,
             is_ready=ready == ranks,
+            has_room=room == ranks,
         )
         reason = self._cadence.decide((offers[0], offers[1], offers[2]), ranks=ranks)
         if reason is not None:
@@ -352,10 +356,12 @@ class Checkpointer:
         if self._snapshots is not None and self._snapshots.can_set_up_at_once:
             self._snapshots.set_up()
         ready = self._snapshots is not None and self._snapshots.ready()
+        room = self._snapshots is not None and self._snapshots.has_room()
         copying = self._copies is not None and self._copies.is_busy
-        told = exchange.gather("ready", [ready, self._pending is not None, copying])
+        told = exchange.gather("ready", [ready, room, self._pending is not None, copying])
         self._group = _Group(
             is_ready=all(answer[0] for answer in told),
-            is_saving=any(answer[1] for answer in told),
-            is_copying=any(answer[2] for answer in told),
+            has_room=all(answer[1] for answer in told),
+            is_saving=any(answer[2] for answer in told),
+            is_copying=any(answer[3] for answer in told),
         )

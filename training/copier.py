@@ -39,6 +39,8 @@ class Copier:
         # pairs of (host or stream ready for the next optimizer step, copy done), see `costs_seconds`
         self._timings: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._costs_seconds: list[float] = []
+        if self._stream is not None:
+            self._fingerprint()  # compiles the kernel, which took 0.2 s of the first snapshot
 
     def copy(self, slot: Slot, mark: Mark, notes: Tensor) -> None:
         """Fill a slot; on a GPU this only queues the copy, behind all work queued so far."""

@@ -167,19 +167,23 @@ class Snapshots:
             self._lock_pages(seconds=_LOCK_SHARE * (time.perf_counter() - self._set_up_at))
         self._set_up_at = time.perf_counter()
 
+    def has_room(self) -> bool:
+        """Say whether a snapshot can be taken: from the first slot on, and always once all are there."""
+        return self.ready() or bool(self._candidates())
+
     def ready(self) -> bool:
-        """Say whether snapshots can be taken.
+        """Say whether all slots are there.
 
         Raises:
             RunError: Set-up has failed.
         """
         if self._setup is not None and self._setup.done():
             self._setup.result()
-            self._is_ready = self._device.type != "cuda" or self._unlocked() is None
+            self._is_ready = all(self._is_usable(slot) for slot in self._slots)
         return self._is_ready
 
     def wait_ready(self) -> None:
-        """Wait until snapshots can be taken."""
+        """Wait until all slots are there."""
         self.set_up()
         assert self._setup is not None
         self._setup.result()
@@ -303,13 +307,15 @@ class Snapshots:
 
     def _lock_pages(self, *, seconds: float) -> None:
         deadline = time.perf_counter() + seconds
-        while (slot := self._unlocked()) is not None:
-            slot.page_locks.extend(seconds=deadline - time.perf_counter())
-            if time.perf_counter() >= deadline:
-                return
+        # the oldest first: it takes the next snapshot, long before all are locked
+        for slot in sorted(self._slots, key=lambda slot: self._contents[slot].step):
+            while not slot.page_locks.are_complete:
+                slot.page_locks.extend(seconds=deadline - time.perf_counter())
+                if time.perf_counter() >= deadline:
+                    return
 
-    def _unlocked(self) -> Slot | None:
-        return next((slot for slot in self._slots if not slot.page_locks.are_complete), None)
+    def _is_usable(self, slot: Slot) -> bool:
+        return self._device.type != "cuda" or slot.page_locks.are_complete
 
     def _path(self, number: int) -> Path:
         return self.directory / f"{number}.slot"
@@ -318,10 +324,13 @@ class Snapshots:
         return next((slot for slot in self._slots if self._contents[slot] == mark), None)
 
     def _free_slot(self) -> Slot | None:
+        return next((slot for slot in self._candidates() if slot.try_lock()), None)
+
+    def _candidates(self) -> list[Slot]:
+        """Return the slots that may be overwritten, the oldest first."""
         oldest_first = sorted(self._slots, key=lambda slot: self._contents[slot].step)
         free = oldest_first[:-_PROTECTED] if self._count > _PROTECTED else oldest_first
-        usable = (slot for slot in free if slot is not self._held)
-        return next((slot for slot in usable if slot.try_lock()), None)
+        return [slot for slot in free if slot is not self._held and self._is_usable(slot)]
 
     def _finish_copy(self, *, wait: bool) -> None:
         """Open the slot of the last copy to readers once the copy is done."""

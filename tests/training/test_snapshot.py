@@ -65,12 +65,16 @@ def open_log(run_dir: Path) -> EventLog:
 
 
 def open_snapshots(
-    run_dir: Path, tensors: dict[str, Tensor], *, run: str = RUN, place: Place = PLACE, count: int = 4
+    run_dir: Path,
+    tensors: dict[str, Tensor],
+    *,
+    run: str = RUN,
+    place: Place = PLACE,
+    count: int = 4,
+    kind: type[Snapshots] = Snapshots,
 ) -> Snapshots:
     events = open_log(run_dir)
-    snapshots = Snapshots(
-        count=count, ranks_per_node=1, device=torch.device("cpu"), events=events, node="node"
-    )
+    snapshots = kind(count=count, ranks_per_node=1, device=torch.device("cpu"), events=events, node="node")
     snapshots.prepare(run, tensors, place)
     return snapshots
 
@@ -117,6 +121,52 @@ def test_the_oldest_is_overwritten(tmp_path: Path) -> None:
     snapshots = started(tmp_path, tensors)
     take(snapshots, tensors, *range(1, 8))
     assert steps_in(snapshots) == [4, 5, 6, 7]
+
+
+class SlowlyLocked(Snapshots):
+    """Snapshots whose slots can be used one after the other, as a GPU's while their pages are locked."""
+
+    locked: set[Path]
+
+    def _is_usable(self, slot: Slot) -> bool:
+        return slot.path in self.locked
+
+
+def test_the_first_snapshots_do_not_wait_for_all_slots(tmp_path: Path) -> None:
+    # GIVEN a start whose slots become usable one by one
+    tensors = state(0)
+    snapshots = open_snapshots(tmp_path, tensors, kind=SlowlyLocked)
+    assert isinstance(snapshots, SlowlyLocked)
+    snapshots.locked = set()
+    snapshots.set_up()
+    assert not snapshots.has_room()
+    # THEN each takes a snapshot as soon as it is there, and no snapshot is lost for want of the next
+    for step, slot in enumerate(list(snapshots._slots)[:3], start=1):
+        snapshots.locked.add(slot.path)
+        assert snapshots.has_room() and not snapshots.ready()
+        take(snapshots, tensors, step)
+        assert snapshots.has_room() == (step == 3)
+    assert steps_in(snapshots) == [1, 2, 3]
+    # AND with three of four they roll
+    take(snapshots, tensors, 4, 5)
+    assert steps_in(snapshots) == [3, 4, 5]
+
+
+def test_after_a_restart_one_slot_more_is_enough(tmp_path: Path) -> None:
+    # GIVEN slots of a killed process, of which the one that was loaded is usable
+    tensors = state(0)
+    take(started(tmp_path, tensors), tensors, 1, 2, 3, 4)
+    snapshots = open_snapshots(tmp_path, tensors, kind=SlowlyLocked)
+    assert isinstance(snapshots, SlowlyLocked)
+    oldest_first = sorted(snapshots._slots, key=lambda slot: slot.complete_mark().step)
+    snapshots.locked = {oldest_first[-1].path}
+    snapshots.set_up()
+    assert not snapshots.has_room()
+    # WHEN the next one is THEN it is the one that may be overwritten
+    snapshots.locked.add(oldest_first[0].path)
+    take(snapshots, tensors, 5)
+    assert steps_in(snapshots) == [2, 3, 4, 5]
+    assert not snapshots.has_room()
 
 
 def test_a_held_snapshot_stays_and_the_others_roll(tmp_path: Path) -> None:
