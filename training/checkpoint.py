@@ -75,7 +75,7 @@ class Checkpointer:
         self._lineage = 0
         self._notes = torch.zeros(NOTES, dtype=torch.float64, device=device)
         self._pending: Save | None = None
-        self._begun_step, self._copied_step, self._failure = -1, -1, ""
+        self._begun_step, self._copied_step, self._taken_step, self._failure = -1, -1, -1, ""
         self._is_due = self._is_copy_due = False
 
     @property
@@ -145,6 +145,7 @@ class Checkpointer:
             return
         if self._group.has_room and self._cadence.due(state.step):
             self._snapshots.take(self._mark(state), notes)
+            self._taken_step, self._group.has_room = state.step, self._group.is_ready
         if self._group.is_ready:
             self._cadence.measure(now=time.monotonic(), costs_seconds=self._snapshots.costs_seconds())
         self._snapshots.set_up()
@@ -172,7 +173,9 @@ class Checkpointer:
             is_saving=saving > 0 or step <= self._begun_step,
             is_copying=copying > 0 or step <= self._copied_step,
             is_ready=ready == ranks,
-            has_room=room == ranks,
+            # Until all slots are there, all ranks take the same snapshots: one that has taken more than
+            # another would overwrite the newest that they have in common.
+            has_room=ready == ranks or (room == ranks and step > self._taken_step),
         )
         reason = self._cadence.decide((offers[0], offers[1], offers[2]), ranks=ranks)
         if reason is not None:
@@ -351,7 +354,7 @@ class Checkpointer:
     def _begin_lineage(self, restored: Restored, exchange: Exchange) -> None:
         self._lineage = restored.lineage
         self._cadence.reset()
-        self._begun_step, self._copied_step, self._failure = -1, -1, ""
+        self._begun_step, self._copied_step, self._taken_step, self._failure = -1, -1, -1, ""
         self._is_due = self._is_copy_due = False
         if self._snapshots is not None and self._snapshots.can_set_up_at_once:
             self._snapshots.set_up()
