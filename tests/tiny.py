@@ -15,6 +15,17 @@ VOCABULARY_TOKENS = 128
 LENGTH_TOKENS = 32
 
 
+MODEL_TOML = """[model.config]
+model_type = "llama"
+hidden_size = 64
+intermediate_size = 128
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+vocab_size = 128
+"""
+
+
 def tiny_recipe(data: Path, *, ranks: int = 1, **sections: dict[str, Any]) -> JobConfig:
     """Return a recipe of a two-layer Llama; `sections` override single fields."""
     recipe: dict[str, Any] = {

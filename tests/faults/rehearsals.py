@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.clean_machine import CleanMachine
+from tests.tiny import MODEL_TOML
 from training.fault_config import Fault
 from training.rehearsal.plan_file import write_recipe
 
@@ -21,15 +22,7 @@ name = "faults"
 nodes = {nodes}
 ranks_per_node = {ranks_per_node}
 spares = {spares}
-[model.config]
-model_type = "llama"
-hidden_size = 64
-intermediate_size = 128
-num_hidden_layers = 2
-num_attention_heads = 4
-num_key_value_heads = 2
-vocab_size = 128
-[data]
+{model}[data]
 path = "{data}"
 sequence_length_tokens = 32
 global_batch_samples = 4
@@ -78,7 +71,7 @@ def rehearse(
     """Run the plan and return the verdict; the undisturbed run is made once for each shape."""
     settings = {**SHAPE, **shape}
     plain = tmp_path / "plain.toml"
-    plain.write_text(RECIPE.format(data=data, **settings))
+    plain.write_text(RECIPE.format(data=data, model=MODEL_TOML, **settings))
     recipe, _ = write_recipe(plain, faults, tmp_path / "plan")
     kept = undisturbed / "-".join(str(settings[name]) for name in ("nodes", "ranks_per_node", "steps"))
     command = [sys.executable, "-m", "training", "rehearse", str(recipe), "--json"]

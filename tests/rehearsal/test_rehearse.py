@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.tiny import MODEL_TOML
+
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)
 
@@ -23,15 +25,7 @@ version = 1
 name = "rehearsal-test"
 nodes = 2
 ranks_per_node = 1
-[model.config]
-model_type = "llama"
-hidden_size = 64
-intermediate_size = 128
-num_hidden_layers = 2
-num_attention_heads = 4
-num_key_value_heads = 2
-vocab_size = 128
-[data]
+{model}[data]
 path = "{data}"
 sequence_length_tokens = 32
 global_batch_samples = 4
@@ -62,7 +56,7 @@ point = "{point}"
 def write_recipe(path: Path, data: Path, *faults: dict[str, Any], text: str = RECIPE) -> Path:
     recipe = path / "recipe.toml"
     planned = "".join(FAULT.format(**fault) for fault in faults)
-    recipe.write_text(text.format(data=data) + planned)
+    recipe.write_text(text.format(data=data, model=MODEL_TOML) + planned)
     return recipe
 
 
