@@ -64,9 +64,19 @@ def main(arguments: list[str]) -> int:
     if not 0 < args.port < 65536:
         raise ConfigError.of("--port", args.port, "must be from 1 to 65535", "change it")
     if args.pulse is None:
+        _check_host(args.host)
         return Keeper([sys.executable, "-m", "training", "control", *arguments]).run()
     die_with_parent()
     return serve(config, host=args.host, port=args.port, linger_seconds=args.linger_seconds, pulse=args.pulse)
+
+
+def _check_host(host: str) -> None:
+    try:
+        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        rule = f"is no address of this machine ({error.strerror})"
+        raise ConfigError.of("--host", host, rule, "use 0.0.0.0, or an address of an interface") from error
 
 
 def serve(config: JobConfig, *, host: str, port: int, linger_seconds: float, pulse: int) -> int:

@@ -97,3 +97,9 @@ def test_store_dies_with_the_control() -> None:
 def test_a_port_that_does_not_exist_is_refused(port: str) -> None:
     with pytest.raises(ConfigError, match=f"--port={port}: must be from 1 to 65535"):
         control.main([str(RECIPE), "--port", port])
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_a_host_that_is_not_this_machine_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"--host={host!r}: is no address of this machine"):
+        control.main([str(RECIPE), "--host", host])
