@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.training.process_use import use_of
 from tests.training.stores import until
 from training import environment
 from training.errors import EXIT_STOPPED
@@ -55,25 +55,6 @@ every_steps = 1
 [recovery]
 layers = "in_job"
 """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Use:
-    """What a process holds."""
-
-    threads: int
-    descriptors: int
-    memory_kib: int
-    """Not shared with anybody by a file."""
-
-
-def use_of(pid: int) -> Use:
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return Use(
-        threads=int(status["Threads"]),
-        descriptors=len(list(Path(f"/proc/{pid}/fd").iterdir())),
-        memory_kib=int(status["RssAnon"].split()[0]),
-    )
 
 
 def rounds(run_dir: Path) -> list[dict[str, Any]]:
