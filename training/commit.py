@@ -117,6 +117,11 @@ def commit(
     return final
 
 
+def is_writing(root: Path) -> bool:
+    """Say whether a checkpoint is being written, or was left half-written."""
+    return any(_PARTIAL.fullmatch(path.name) for path in _children(root))
+
+
 def prune(root: Path, *, keep: int) -> list[Path]:
     """Remove old checkpoints and what was left half-written; return what is gone.
 

@@ -53,11 +53,13 @@ class Target:
 
         Nothing is done, and None returned, while there is no older checkpoint to fall back on.
         """
+        root = self.run_dir / "checkpoints"
         deadline = time.monotonic() + COMMIT_SECONDS
-        while len(found := commit.committed_checkpoints(self.run_dir / "checkpoints")) < 2:
-            if time.monotonic() > deadline:
-                return None
+        while commit.is_writing(root) and time.monotonic() < deadline:  # that one would be the newest
             time.sleep(_POLL_SECONDS)
+        found = commit.committed_checkpoints(root)
+        if len(found) < 2:
+            return None
         flip_bit(max(found[0].glob("*.distcp"), key=lambda path: path.stat().st_size))
         self._lose_snapshots()
         return {"damaged_path": str(found[0])}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,18 @@ def test_damaged_checkpoint_is_refused_and_the_one_before_it_taken(data: Path, t
     run_ranks(2, train_rank, config, tmp_path)
     assert ("durable", 4) in refused(tmp_path)
     assert restored(tmp_path) == [("durable", 2)]
+
+
+def test_a_checkpoint_that_is_being_written_is_waited_for_and_damaged(data: Path, tmp_path: Path) -> None:
+    config = tiny_recipe(data, ranks=2)
+    run_ranks(2, train_some, config, tmp_path, 7)
+    newest = commit.committed_checkpoints(tmp_path / "checkpoints")[0]
+    partial = commit.partial_path(newest.parent, 6, "000000000000000a")
+    newest.rename(partial)
+    commits = threading.Timer(0.5, partial.rename, (newest,))
+    commits.start()
+    assert target(config, tmp_path, rank=1).flip_checkpoint() == {"damaged_path": str(newest)}
+    commits.join()
 
 
 def test_nothing_is_damaged_where_no_state_would_be_left(data: Path, tmp_path: Path) -> None:

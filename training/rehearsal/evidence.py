@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
-from training.errors import EXIT_STOPPED
+from training.errors import EXIT_DONE, EXIT_STOPPED
 from training.fault_config import Fault, FaultKind
 
 Event = Mapping[str, Any]
@@ -16,6 +17,8 @@ Proof = Callable[[Event, Event], str]
 # A rank that hangs is ended by the layer that finds it.
 _BY_A_LAYER = (signal.SIGKILL, signal.SIGTERM)
 _KILLED = (signal.SIGKILL,)
+# The victim does no further step, or else it was not hit.
+_STANDS_STILL: tuple[FaultKind, ...] = ("hang", "sigstop")
 
 
 def find_evidence(fault: Fault, hit: Event, events: Sequence[Event]) -> str:
@@ -27,7 +30,9 @@ def find_evidence(fault: Fault, hit: Event, events: Sequence[Event]) -> str:
         events: All events of the run.
     """
     proofs = _PROOFS[fault.kind]
-    after = [event for event in events if event["time"] >= hit["time"]]
+    after: Iterable[Event] = (event for event in events if event["time"] >= hit["time"])
+    if fault.kind in _STANDS_STILL:
+        after = takewhile(lambda event: not (event["event"] == "step" and _same_process(hit, event)), after)
     return next((found for event in after for proof in proofs if (found := proof(hit, event))), "")
 
 
@@ -49,6 +54,14 @@ def _death(*signals: signal.Signals) -> Proof:
         return _signal_proof(f"pid {hit['pid']}", event, signals)
 
     return proof
+
+
+def _swept(hit: Event, event: Event) -> str:
+    """Return how a victim ended whose launcher was replaced, for another fault, before it was found."""
+    ended = event["event"] == "launcher_exit" and event["node"] == hit["node"]
+    if not ended or (event["exit_code"] == EXIT_DONE and not event["signal"]):
+        return ""
+    return f"pid {hit['pid']} stood still for {event['time'] - hit['time']:.1f} s and ended with its launcher"
 
 
 def _launcher_death(hit: Event, event: Event) -> str:
@@ -103,9 +116,9 @@ def _failed_save(hit: Event, event: Event) -> str:
 
 _PROOFS: dict[FaultKind, tuple[Proof, ...]] = {
     "exception": (_exception,),
-    "hang": (_interrupted, _death(*_BY_A_LAYER)),
+    "hang": (_interrupted, _death(*_BY_A_LAYER), _swept),
     "sigkill": (_death(*_KILLED),),
-    "sigstop": (_death(*_BY_A_LAYER),),
+    "sigstop": (_death(*_BY_A_LAYER), _swept),
     "slow": (_slept,),
     "nan": (_not_finite,),
     "corrupt_snapshot": (_refused_snapshot,),

@@ -109,6 +109,11 @@ EVIDENCE: list[tuple[FaultKind, dict[str, Any], str]] = [
     ("hang", death(number=15), "wait status of pid 77: SIGTERM"),
     ("sigstop", death(), "wait status of pid 77: SIGKILL"),
     (
+        "hang",
+        event("launcher_exit", 15.0, node="node-1", exit_code=75, signal=None),
+        "pid 77 stood still for 5.0 s and ended with its launcher",
+    ),
+    (
         "launcher_kill",
         event("launcher_exit", 11.0, node="node-1", signal=9),
         "wait status of launcher of node-1: SIGKILL",
@@ -154,6 +159,15 @@ def test_evidence_of_each_kind(kind: FaultKind, proof: dict[str, Any], evidence:
     struck = {**hit(), "damaged_step": 3, "damaged_path": "/run/step-2"}
     assert judge(struck, proof, fault=fault).evidence.startswith(evidence)
     assert not judge(struck, {**proof, "time": 9.0}, fault=fault).evidence
+
+
+def test_a_victim_that_does_a_further_step_was_not_stopped() -> None:
+    hang = dataclasses.replace(KILL, kind="hang")
+    ended = event("launcher_exit", 15.0, node="node-1", exit_code=75, signal=None)
+    stepped = event("step", 11.0, node="node-1", pid=77, step=5, start=10.5)
+    assert judge(hit(), ended, fault=hang).evidence
+    assert not judge(hit(), stepped, ended, fault=hang).evidence
+    assert not judge(hit(), {**ended, "exit_code": 0}, fault=hang).evidence
 
 
 def test_last_loss_of_a_step_counts() -> None:
