@@ -21,7 +21,7 @@ tests of training/ with it.
     13  logs every poll and check at INFO                     same    WARNING
     14  waits for ever for a store that is stopped            same    asks in a thread, or dies of SIGALRM
     15  lets a spare, or another node's rank, push out a      partly  survivors are awaited, and keep theirs
-        survivor, whose memory holds its state
+        survivor, whose memory holds its state                        also those of a store that was lost
     16  starts a checkpoint worker from nothing               same    forks it (training/writer_server.py)
     17  SIGTERMs a rank's checkpoint worker with the rank     same    the rank alone, which then saves by it
     18  in-process layer dies with the control store          same    waits for it (training/wrapper_store.py)
@@ -124,7 +124,7 @@ class Agent(launcher.LocalElasticAgent):  # type: ignore[misc]
 
     def _start_workers(self, worker_group: Any) -> dict[int, Any]:
         pids = super()._start_workers(worker_group)
-        self._rdzv_handler.note_round()
+        self._rdzv_handler.note_round(rank=worker_group.group_rank)
         ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         workers = {ranks[local_rank]: pid for local_rank, pid in pids.items()}
         self.events.emit("round", round=self._rdzv_handler.round(), workers=workers)

@@ -13,7 +13,7 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,6 +35,8 @@ ALL_LOST_SECONDS = 10.0
 # Time that a survivor gets to come back before a spare takes its place: what is in its memory is newer
 # than any checkpoint, and a killed launcher is replaced within this.
 LAST_CALL_SECONDS = 3.0
+# The same at a control store that is new: all launchers see that, and exit, before they come back.
+CLAIM_SECONDS = 10.0
 LOOK_SECONDS = 0.25
 # A look that comes later than this was not late for the nodes: this process was stopped, or starved.
 LATE_LOOK_SECONDS = 1.5
@@ -87,9 +89,9 @@ class RendezvousHandler(barrier.FtRendezvousBarrierHandler):  # type: ignore[mis
     def no_restart_reason(self) -> None:
         """21: 0.7.0's reasons are its breaker and its log analysis, neither of which is in use here."""
 
-    def note_round(self) -> None:
-        """Write down the round that this node works in, for a launcher that has to take over."""
-        self.round_file.write_text(self._round_name(self.round()))
+    def note_round(self, *, rank: int) -> None:
+        """Write down the round that this node works in, and its rank, for a launcher that takes over."""
+        self.round_file.write_text(f"{self._round_name(self.round())}\n{rank}")
 
     def finish(self) -> None:
         """Tell the control that this node's workers are done, so that its silence is no loss."""
@@ -109,7 +111,10 @@ class RendezvousHandler(barrier.FtRendezvousBarrierHandler):  # type: ignore[mis
         state, path = self._barrier_state, self.round_file
         self._watch = ControlWatch(self._store, heartbeat_key=heartbeat_key(state.run_id, _node_index()))
         last_round = state._round - 1
-        if path.exists() and path.read_text() == self._round_name(last_round):
+        noted, _, rank = path.read_text().partition("\n") if path.exists() else ("", "", "")
+        if rank:
+            self._store.set(claim_key(state.run_id, _node_index()), f"{path.stat().st_mtime_ns}:{rank}")
+        if noted == self._round_name(last_round):
             barrier.log.warning("an earlier launcher of this node ended in round %d", last_round)
             state.store.compare_set(state.round_done_key, "", "0")
 
@@ -186,12 +191,29 @@ class ControlState(barrier._RendezvousBarrierState):  # type: ignore[misc]
         nodes = {participant[1] for participant in participants}
         if len(nodes) < world_size or not super()._can_meet_segment_constraint(participants, world_size):
             return False
-        missing = [n for n in self._ranks if n not in nodes]
-        if all(self._hearing.silence_seconds(n) > NODE_LOST_SECONDS for n in missing):
+        if self._are_survivors_there(nodes, world_size):
             return True
         now = time.monotonic()
-        self._last_call = self._last_call or now + LAST_CALL_SECONDS
+        self._last_call = self._last_call or now + (LAST_CALL_SECONDS if self._ranks else CLAIM_SECONDS)
         return now > self._last_call
+
+    def _are_survivors_there(self, nodes: Collection[int], world_size: int) -> bool:
+        if self._ranks:
+            missing = [n for n in self._ranks if n not in nodes]
+            return all(self._hearing.silence_seconds(n) > NODE_LOST_SECONDS for n in missing)
+        claims = self._claims(nodes)  # none at the start of a run
+        return not claims or len(claims) == world_size
+
+    def _claims(self, nodes: Iterable[int]) -> dict[int, int]:
+        """Return {node: rank} as launchers tell it to a store that is new; of two, the last one counts."""
+        keys = {node: claim_key(self.run_id, node) for node in nodes}
+        told = (
+            (*map(int, self.store.get(key).split(b":")), node)
+            for node, key in keys.items()
+            if self.store.check([key])
+        )
+        node_of = {rank: node for _, rank, node in sorted(told)}
+        return {node: rank for rank, node in node_of.items()}
 
     def _assign_group_ranks(
         self,
@@ -200,7 +222,8 @@ class ControlState(barrier._RendezvousBarrierState):  # type: ignore[misc]
         standby_only_participants: Sequence[Any] | None = None,  # 0.7.0
     ) -> dict[Any, int]:
         newest = {participant[1]: participant[0] for participant in participants}
-        self._ranks = keep_ranks(sorted(newest), self._ranks, world_size=world_size)
+        last = self._ranks or self._claims(newest)
+        self._ranks = keep_ranks(sorted(newest), last, world_size=world_size)
         self._hearing = Hearing()
         assigned = {newest[node]: rank for node, rank in self._ranks.items()}
         rest = [p[0] for p in (*participants, *(standby_only_participants or ())) if p[0] not in assigned]
@@ -248,6 +271,11 @@ def keep_ranks(nodes: Sequence[int], last: Mapping[int, int], *, world_size: int
 def heartbeat_key(run_id: str, node: int) -> str:
     """Return the key that counts the heartbeats of a node's launcher."""
     return f"holdfast/heartbeat/{run_id}/{node}"
+
+
+def claim_key(run_id: str, node: int) -> str:
+    """Return the key under which a launcher tells the rank that its node had before it."""
+    return f"holdfast/claim/{run_id}/{node}"
 
 
 def finished_key(run_id: str, round_number: int, node: int) -> str:

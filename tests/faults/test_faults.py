@@ -126,6 +126,16 @@ def test_training_goes_on_without_the_control_store(
     assert [e for e in events if e["event"] in ("exception", "worker_exit") and lost < e["time"] < back] == []
 
 
+def test_spare_takes_no_survivors_place_at_a_new_store(
+    machine: CleanMachine, tmp_path: Path, data: Path, undisturbed: Path
+) -> None:
+    """GIVEN a rank that is killed while the store is lost, and a spare THEN no node loses its memory."""
+    plan = (fault("control_loss", 0, 20), fault("sigkill", 1, 22))
+    verdict = rehearse(plan, machine=machine, tmp_path=tmp_path, data=data, undisturbed=undisturbed, spares=1)
+    assert verdict["passed"], explain(verdict)
+    assert [found["source"] for found in verdict["faults"]] == ["memory", "memory"]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_spare_takes_a_lost_nodes_place(
     rank: int, machine: CleanMachine, tmp_path: Path, data: Path, undisturbed: Path

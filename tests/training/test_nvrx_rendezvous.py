@@ -232,10 +232,11 @@ def close_round(store: TCPStore, number: int) -> None:
 @pytest.mark.usefixtures("node")
 def test_replacement_of_a_launcher_at_work_opens_the_next_round() -> None:
     store = make_store()
-    at_work(store).note_round()
+    at_work(store).note_round(rank=3)
     close_round(store, 0)
     after = at_work(store)
     assert after.round() == 1
+    assert store.get(nvrx_rendezvous.claim_key("run", 0)).endswith(b":3")
     assert store.get(ROUND_1) == b"0"
 
 
@@ -331,6 +332,44 @@ def test_control_that_was_stopped_itself_blames_nobody() -> None:
     assert hearing.silence_seconds(0) < 10
 
 
+def participants(*nodes: int) -> list[tuple[Any, int, str]]:
+    return [(NODES[node], node, "none") for node in nodes]
+
+
+def claim(store: TCPStore, node: int, rank: int, *, noted: int = 1) -> None:
+    store.set(nvrx_rendezvous.claim_key("run", node), f"{noted}:{rank}")
+
+
+def test_a_new_store_waits_for_survivors_of_the_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN launchers that tell a new store their ranks THEN a spare that is quicker takes nobody's place."""
+    store = make_store()
+    state = ControlState(store, "run", is_store_host=True)
+    claim(store, 1, rank=1)
+    assert not state._can_meet_segment_constraint(participants(1, 2), 2)
+    claim(store, 0, rank=0)
+    assert state._can_meet_segment_constraint(participants(1, 2, 0), 2)
+    assert state._assign_group_ranks(participants(1, 2, 0), 2) == {NODES[0]: 0, NODES[1]: 1, NODES[2]: 2}
+    # AND one that does not come back is replaced
+    monkeypatch.setattr(nvrx_rendezvous, "CLAIM_SECONDS", 0.2)
+    state = ControlState(store, "run", is_store_host=True)
+    assert until(lambda: state._can_meet_segment_constraint(participants(1, 2), 2))
+    assert state._assign_group_ranks(participants(1, 2), 2) == {NODES[1]: 1, NODES[2]: 0}
+
+
+def test_nobody_waits_at_the_start_of_a_run() -> None:
+    state = ControlState(make_store(), "run", is_store_host=True)
+    assert state._can_meet_segment_constraint(participants(1, 2), 2)
+
+
+def test_of_two_nodes_with_one_rank_the_later_keeps_it() -> None:
+    store = make_store()
+    state = ControlState(store, "run", is_store_host=True)
+    claim(store, 0, rank=1, noted=5)
+    claim(store, 2, rank=1, noted=6)
+    claim(store, 3, rank=0, noted=4)
+    assert state._assign_group_ranks(participants(0, 2, 3), 2) == {NODES[2]: 1, NODES[3]: 0, NODES[0]: 2}
+
+
 def test_control_knows_the_end_and_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ControlState, "ended", threading.Event())
     monkeypatch.setattr(ControlState, "linger_seconds", 600.0)
@@ -350,9 +389,10 @@ def test_reason_of_a_restart_is_not_asked_of_a_store_that_was_lost(lost: StorePr
     assert handler.no_restart_reason() is None
 
 
-@pytest.mark.skipif(not hasattr(barrier.FtRendezvousBarrierHandler, "no_restart_reason"), reason="0.7.0 only")
-def test_reason_of_a_restart_needs_the_store_in_nvrx(lost: StoreProcess) -> None:
-    handler = make_handler(lost.client(), barrier.FtRendezvousBarrierHandler)
-    lost.kill()
-    with pytest.raises(RuntimeError):
-        handler.no_restart_reason()
+if hasattr(barrier.FtRendezvousBarrierHandler, "no_restart_reason"):  # from 0.7.0 on
+
+    def test_reason_of_a_restart_needs_the_store_in_nvrx(lost: StoreProcess) -> None:
+        handler = make_handler(lost.client(), barrier.FtRendezvousBarrierHandler)
+        lost.kill()
+        with pytest.raises(RuntimeError):
+            handler.no_restart_reason()
