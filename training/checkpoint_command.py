@@ -3,8 +3,8 @@
 ls       every state, in storage and in this machine's memory
 verify   read and hash every checkpoint; exit code 1 if one is damaged
 explain  what a restart would restore now, and why nothing newer; loads nothing
-prune    remove half-written checkpoints, and those older than the newest --keep that are whole; refused while
-         the run is going on
+prune    remove half-written checkpoints, those of states that the run has left, and those older than the
+         newest --keep that are whole; refused while the run is going on
 """
 
 from __future__ import annotations
@@ -77,17 +77,19 @@ def _prune(arguments: argparse.Namespace) -> tuple[list[Row], int]:
     RunDirectory(path=arguments.run_dir).lock(wait_seconds=0.0)
     root = arguments.run_dir / "checkpoints"
     rows: list[Row] = []
+    ancestry = read_ancestry(arguments.run_dir)
     kept = whole = 0
-    for path in commit.committed_checkpoints(root):
+    for source in inventory.newest_first(inventory.durable_sources(root, ancestry)):
         if whole == arguments.keep:
             break
         kept += 1
+        assert source.path is not None
         try:
-            commit.verify(path)
+            commit.verify(source.path)
             whole += 1
         except CheckpointError as error:
-            rows.append({"damaged": str(path), "detail": str(error)})
-    gone = commit.prune(root, keep=kept)
+            rows.append({"damaged": str(source.path), "detail": str(error)})
+    gone = commit.prune(root, keep=kept, ancestry=ancestry)
     return [*rows, *({"removed": str(path)} for path in gone)], EXIT_DONE
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ import xxhash
 
 from training.errors import CheckpointError
 from training.files import fsync_directory, write_json, write_text
+from training.lineage import Ancestry
 
 MANIFEST = "manifest.json"
 _CHUNK_BYTES = 16 << 20
@@ -91,6 +92,7 @@ def commit(
     manifest: Manifest,
     *,
     keep: int,
+    ancestry: Ancestry,
 ) -> Path:
     """Publish a complete partial directory: manifest, rename, LATEST, then retention.
 
@@ -98,6 +100,7 @@ def commit(
         root: Directory of all checkpoints of the run.
         manifest: Contents of the partial directory, every file checked by whoever wrote it.
         keep: Committed checkpoints to keep.
+        ancestry: Path of the run, by which states that it has left are told.
     """
     partial = partial_path(root, manifest.step, manifest.lineage)
     final = committed_path(root, manifest.step)
@@ -113,7 +116,7 @@ def commit(
         partial.rename(final)
     fsync_directory(root)
     write_text(root / "LATEST", final.name + "\n")
-    prune(root, keep=keep)
+    prune(root, keep=keep, ancestry=ancestry)
     return final
 
 
@@ -122,13 +125,23 @@ def is_writing(root: Path) -> bool:
     return any(_PARTIAL.fullmatch(path.name) for path in _children(root))
 
 
-def prune(root: Path, *, keep: int) -> list[Path]:
-    """Remove old checkpoints and what was left half-written; return what is gone.
+def prune(root: Path, *, keep: int, ancestry: Ancestry) -> list[Path]:
+    """Remove old checkpoints, those of states that the run has left, and what was left half-written.
 
+    One whose manifest can't be read is left for a person: storage may only have failed to answer.
     Nothing else may be being written: a run saves one checkpoint at a time.
+
+    Args:
+        root: Directory of all checkpoints of the run.
+        keep: How many live checkpoints stay.
+        ancestry: Path of the run.
+
+    Returns:
+        What is gone.
     """
     gone: list[Path] = []
-    for path in committed_checkpoints(root)[keep:]:
+    live, left = _by_life(committed_checkpoints(root), ancestry)
+    for path in (*live[keep:], *left):
         # rename first: a directory that is being deleted must not look committed
         doomed = root / f".doomed-{path.name.lstrip('.')}"
         shutil.rmtree(doomed, ignore_errors=True)
@@ -142,6 +155,19 @@ def prune(root: Path, *, keep: int) -> list[Path]:
             shutil.rmtree(path, ignore_errors=True)
             gone.append(path)
     return gone
+
+
+def _by_life(checkpoints: Sequence[Path], ancestry: Ancestry) -> tuple[list[Path], list[Path]]:
+    """Return those of live states, and those of states that the run has left."""
+    live: list[Path] = []
+    left: list[Path] = []
+    for path in checkpoints:
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError:
+            continue
+        (left if ancestry.has_left(manifest.lineage, manifest.step) else live).append(path)
+    return live, left
 
 
 def read_manifest(directory: Path) -> Manifest:

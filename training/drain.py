@@ -32,7 +32,7 @@ from training.fault_damage import disk_limit
 from training.files import write_json
 from training.integrity import fingerprint
 from training.layout import Layout
-from training.lineage import name_of, read_ancestry
+from training.lineage import Ancestry, name_of, read_ancestry
 from training.slots import Mark, Slot
 
 _POLL_SECONDS = 0.01
@@ -219,7 +219,7 @@ def publish(save: Save, *, files: dict[str, FileEntry], format_: Any) -> Path:
     Raises:
         CheckpointError: It has.
     """
-    await_permission(save)
+    ancestry = await_permission(save)
     for shard in range(save.world_size):
         _result_path(save, shard).unlink(missing_ok=True)
     manifest = Manifest(
@@ -230,11 +230,14 @@ def publish(save: Save, *, files: dict[str, FileEntry], format_: Any) -> Path:
         format=format_,
         files=files,
     )
-    return commit.commit(save.root, manifest, keep=save.keep)
+    return commit.commit(save.root, manifest, keep=save.keep, ancestry=ancestry)
 
 
-def await_permission(save: Save) -> None:
+def await_permission(save: Save) -> Ancestry:
     """Wait until no restore is going on, and check that the run still goes through the saved state.
+
+    Returns:
+        The path of the run.
 
     Raises:
         CheckpointError: It does not, or the restore does not end before the deadline.
@@ -246,6 +249,7 @@ def await_permission(save: Save) -> None:
     if not ancestry.holds(save.mark.lineage, save.step):
         lineage = name_of(save.mark.lineage)
         raise CheckpointError(f"step {save.step}: the run has left lineage {lineage} before it")
+    return ancestry
 
 
 def await_files(save: Save) -> dict[str, FileEntry]:

@@ -86,9 +86,6 @@ def _durable_source(path: Path, ancestry: Ancestry) -> Source:
         lineage = commit.read_manifest(path).lineage
     except CheckpointError as error:
         return Source(tier="durable", step=step, lineage="", path=path, refusal=str(error))
-    refusal = ""
-    # a checkpoint that was copied here from another run is nobody's rejected state
-    known = {name_of(found.id): found.id for found in ancestry.lineages}
-    if lineage in known and not ancestry.holds(known[lineage], step):
-        refusal = f"the run has left lineage {lineage} before step {step}"
+    has_left = ancestry.has_left(lineage, step)
+    refusal = f"the run has left lineage {lineage} before step {step}" if has_left else ""
     return Source(tier="durable", step=step, lineage=lineage, path=path, refusal=refusal)

@@ -65,6 +65,16 @@ class Ancestry:
         """Say whether a state of the run is live."""
         return any(found.id == lineage and step <= limit for found, limit in self.path())
 
+    def has_left(self, lineage: str, step: int) -> bool:
+        """Say whether a state was left for good; one that was copied here from another run never was.
+
+        Args:
+            lineage: Name of its lineage.
+            step: Its step.
+        """
+        known = {name_of(found.id): found.id for found in self.lineages}
+        return lineage in known and not self.holds(known[lineage], step)
+
     def knows(self, lineage: int) -> bool:
         return any(found.id == lineage for found in self.lineages)
 

@@ -52,6 +52,13 @@ def test_prune_counts_only_what_is_whole(run_dir: Path, capsys: pytest.CaptureFi
     assert visible_steps(run_dir / "checkpoints") == [40, 30, 20]
 
 
+def test_prune_keeps_what_a_restart_would_use(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """GIVEN a run that went back to step 20 THEN the newer checkpoints go, not the live ones."""
+    lineage.write_ancestry(run_dir, Ancestry(lineages=(Lineage(id=10), Lineage(id=11, parent=10, step=20))))
+    run(capsys, "prune", str(run_dir), "--keep", "2")
+    assert visible_steps(run_dir / "checkpoints") == [20, 10]
+
+
 def hold(run_dir: Path) -> int:
     """Prune while another process, which the parent is here, trains."""
     with pytest.raises(RunError, match="is in use by pid"):

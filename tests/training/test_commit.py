@@ -14,7 +14,9 @@ from tests.ranks import RankFailed, Ranks
 from training import commit
 from training.commit import Manifest
 from training.errors import CheckpointError
+from training.lineage import Ancestry, Lineage, name_of
 
+NOTHING_LEFT = Ancestry()
 # what a writer does to the file system; each occurrence is a point at which it may be killed
 _EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
 
@@ -28,8 +30,10 @@ def write_partial(root: Path, step: int, lineage: str) -> Manifest:
     return Manifest(lineage=lineage, step=step, position=step * 8, world_size=2, format="dcp", files=files)
 
 
-def commit_step(root: Path, step: int, *, lineage: str = "a", keep: int = 2) -> Path:
-    return commit.commit(root, write_partial(root, step, lineage), keep=keep)
+def commit_step(
+    root: Path, step: int, *, lineage: str = "a", keep: int = 2, ancestry: Ancestry = NOTHING_LEFT
+) -> Path:
+    return commit.commit(root, write_partial(root, step, lineage), keep=keep, ancestry=ancestry)
 
 
 def commit_and_die(root: Path, manifest: Manifest, point: int) -> None:
@@ -44,7 +48,7 @@ def commit_and_die(root: Path, manifest: Manifest, point: int) -> None:
             seen += 1
 
     sys.addaudithook(hook)
-    commit.commit(root, manifest, keep=2)
+    commit.commit(root, manifest, keep=2, ancestry=NOTHING_LEFT)
 
 
 def visible_steps(root: Path) -> list[int]:
@@ -87,6 +91,24 @@ def test_retention_keeps_the_newest(tmp_path: Path) -> None:
         commit_step(tmp_path, step, keep=2)
     assert visible_steps(tmp_path) == [100_000_000, 30]
     assert (tmp_path / "LATEST").read_text() == "step-100000000\n"
+
+
+def test_states_that_the_run_has_left_push_no_live_one_out(tmp_path: Path) -> None:
+    """GIVEN a run that went back from step 40 to step 20 WHEN it saves step 25 THEN 25 and 20 stay."""
+    for step in (20, 30, 40):
+        commit_step(tmp_path, step, lineage=name_of(1), keep=3)
+    went_back = Ancestry(lineages=(Lineage(id=1), Lineage(id=2, parent=1, step=20)))
+    commit_step(tmp_path, 25, lineage=name_of(2), keep=2, ancestry=went_back)
+    assert visible_steps(tmp_path) == [25, 20]
+
+
+def test_what_cannot_be_read_is_neither_counted_nor_removed(tmp_path: Path) -> None:
+    for step in (10, 20):
+        commit_step(tmp_path, step, keep=3)
+    (tmp_path / "step-00000020" / commit.MANIFEST).unlink()
+    for step in (30, 40, 50):
+        commit_step(tmp_path, step, keep=2)
+    assert visible_steps(tmp_path) == [50, 40, 20]
 
 
 def test_the_same_step_may_be_committed_again_by_a_later_lineage(tmp_path: Path) -> None:
