@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +14,18 @@ from training.integrity import fingerprinter
 from training.layout import Layout
 from training.page_locks import spans
 from training.slots import Mark, Slot
+
+
+class Copied(Protocol):
+    """The end of a copy, as a CUDA event tells it."""
+
+    def query(self) -> bool:
+        """Say whether the copy is done."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until it is."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,21 +55,26 @@ class Copier:
         if self._stream is not None:
             self._fingerprint()  # compiles the kernel, which took 0.2 s of the first snapshot
 
-    def copy(self, slot: Slot, mark: Mark, notes: Tensor) -> None:
-        """Fill a slot; on a GPU this only queues the copy, behind all work queued so far."""
+    def copy(self, slot: Slot, mark: Mark, notes: Tensor) -> Copied | None:
+        """Fill a slot; on a GPU this only queues the copy, behind all work queued so far.
+
+        Returns:
+            Its end, None if it is over.
+        """
         if self._stream is None:
             start = time.perf_counter()
             self._fill(slot, torch.tensor(mark.words()), notes)
             self._costs_seconds.append(time.perf_counter() - start)
-            return
+            return None
         words = torch.tensor(mark.words(), pin_memory=True)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             self._fill(slot, words.to(self._device, non_blocking=True), notes)
             notes.record_stream(self._stream)
-            self._copied = torch.cuda.Event(enable_timing=True)
-            self._copied.record(self._stream)
-        self._fenced = False
+            copied = torch.cuda.Event(enable_timing=True)
+            copied.record(self._stream)
+        self._copied, self._fenced = copied, False
+        return copied
 
     def fence(self) -> None:
         """Order what is queued from here on behind the last copy, without waiting on the host."""
@@ -67,18 +85,6 @@ class Copier:
         torch.cuda.current_stream().wait_event(self._copied)
         self._timings.append((reached, self._copied))
         self._fenced = True
-
-    def is_done(self, *, wait: bool) -> bool:
-        """Say whether the last copy is done.
-
-        Args:
-            wait: Wait for it.
-        """
-        if self._copied is None:
-            return True
-        if wait:
-            self._copied.synchronize()
-        return bool(self._copied.query())
 
     def load(self, slot: Slot) -> list[str]:
         """Copy a slot back and return the names of tensors that are not what was copied once."""

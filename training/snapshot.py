@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from training import slot_owners, slots
-from training.copier import Copier
+from training.copier import Copied, Copier
 from training.errors import CheckpointError, RunError
 from training.events import EventLog
 from training.layout import Layout, Place, local_tensors, make_layout
@@ -49,7 +49,8 @@ class Snapshots:
         self._owner: Owner | None = None
         self._slots: list[Slot] = []
         self._contents: dict[Slot, Mark] = {}
-        self._writing: Slot | None = None
+        # the host is ahead of the device: the copy of a step may not have begun when the next is queued
+        self._writing: dict[Slot, Copied] = {}
         self._held: Slot | None = None
         self._copier: Copier | None = None
         self._setup: Future[None] | None = None
@@ -77,7 +78,7 @@ class Snapshots:
         Raises:
             RunError: The missing slots would not fit into memory.
         """
-        self._finish_copy(wait=True)
+        self._finish_copies(wait=True)
         self._set_up_at = math.inf  # the time since then was no step
         local = _shards(tensors)
         layout = make_layout(local, place)
@@ -201,15 +202,18 @@ class Snapshots:
             False if no slot is free.
         """
         assert self._copier is not None
-        self._finish_copy(wait=False)
+        self.open_to_readers()
         slot = self._free_slot()
         if slot is None:
             self.skipped += 1
             self._events.emit("snapshot", step=mark.step, status="skipped", skipped=self.skipped)
             return False
-        self._copier.copy(slot, mark, notes)
-        self._contents[slot], self._writing = mark, slot
-        self._finish_copy(wait=False)
+        copied = self._copier.copy(slot, mark, notes)
+        self._contents[slot] = mark
+        if copied is None:
+            slot.unlock()
+        else:
+            self._writing[slot] = copied
         return True
 
     def before_optimizer_step(self) -> None:
@@ -219,12 +223,12 @@ class Snapshots:
         self.open_to_readers()
 
     def open_to_readers(self) -> None:
-        """Let readers into the slot of the last snapshot if its copy is done."""
-        self._finish_copy(wait=False)
+        """Let readers into the slots whose copies are done."""
+        self._finish_copies(wait=False)
 
     def newest_step(self) -> int:
         """Return the newest step that is held whole, as far as this rank knows; 0 if there is none."""
-        whole = (mark.step for slot, mark in list(self._contents.items()) if slot is not self._writing)
+        whole = (mark.step for slot, mark in list(self._contents.items()) if slot not in self._writing)
         return max(whole, default=0)
 
     def hold(self, mark: Mark, notes: Tensor) -> Path | None:
@@ -258,7 +262,7 @@ class Snapshots:
         if self._layout is None:
             return
         directory = self.directory
-        self._finish_copy(wait=True)
+        self._finish_copies(wait=True)
         self._release()
         if sweep:
             slots.sweep(directory)
@@ -330,16 +334,16 @@ class Snapshots:
         """Return the slots that may be overwritten, the oldest first."""
         oldest_first = sorted(self._slots, key=lambda slot: self._contents[slot].step)
         free = oldest_first[:-_PROTECTED] if self._count > _PROTECTED else oldest_first
-        return [slot for slot in free if slot is not self._held and self._is_usable(slot)]
+        taken = {self._held, *self._writing}
+        return [slot for slot in free if slot not in taken and self._is_usable(slot)]
 
-    def _finish_copy(self, *, wait: bool) -> None:
-        """Open the slot of the last copy to readers once the copy is done."""
-        if self._writing is None:
-            return
-        assert self._copier is not None
-        if self._copier.is_done(wait=wait):
-            self._writing.unlock()
-            self._writing = None
+    def _finish_copies(self, *, wait: bool) -> None:
+        for slot, copied in list(self._writing.items()):
+            if wait:
+                copied.synchronize()
+            if copied.query():
+                slot.unlock()
+                del self._writing[slot]
 
     def _release(self) -> None:
         if self._setup is not None:

@@ -1,15 +1,19 @@
 """Model check of the slots: any interleaving of ranks, copies, readers and kills.
 
-Ranks train as on a GPU: a snapshot is queued after the optimizer step and written piece by piece; the next
-optimizer step of the same rank waits for it; a rank is at most one step ahead of any other, since every step
-has a collective of all. Files, marks and locks are the real ones. A second machine has slots that can be used
-one after the other, as a GPU's while their pages are being locked.
+Ranks train as on a GPU: the host queues steps and snapshots, at most one step ahead of the all-reduces that
+are over; the device writes a snapshot piece by piece after its optimizer step and before the next, and is at
+most one step ahead of any other, since every step has a collective of all. Files, marks and locks are real.
+A second machine has slots that can be used one after the other, as a GPU's while their pages are locked.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,46 +38,62 @@ NOTES = torch.zeros(2, dtype=torch.float64)
 rank_numbers = st.integers(0, RANKS - 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What a host has queued on its device."""
+
+    run: Callable[[], None]
+    step: int = 0
+    """Of an optimizer step, which needs all ranks' gradients."""
+
+
+class QueuedCopy:
+    """The end of a copy."""
+
+    def __init__(self, queue: deque[Operation]) -> None:
+        self._queue, self._is_done = queue, False
+
+    def finish(self) -> None:
+        self._is_done = True
+
+    def query(self) -> bool:
+        return self._is_done
+
+    def synchronize(self) -> None:
+        while not self._is_done:
+            self._queue.popleft().run()
+
+
 class StreamCopier:
-    """A copy that a stream makes piece by piece, some time after it was queued."""
+    """Copies that a device makes piece by piece, some time after they were queued."""
 
     def __init__(self, tensors: list[Tensor], layout: Layout, device: torch.device) -> None:
         self._tensor, self._layout = tensors[0], layout
-        self._slot: Slot | None = None
-        self._mark: Mark | None = None
-        self._stage = 0
+        self.queue: deque[Operation] = deque()
 
-    def copy(self, slot: Slot, mark: Mark, notes: Tensor) -> None:
-        assert self._slot is None, "the optimizer step before did not wait for the copy"
-        self._slot, self._mark, self._stage = slot, mark, 0
+    def copy(self, slot: Slot, mark: Mark, notes: Tensor) -> QueuedCopy:
+        copied = QueuedCopy(self.queue)
+        words, view, half = torch.tensor(mark.words()), slot.view(self._layout.pieces[0]), WORDS // 2
 
-    def advance(self) -> None:
-        """Do the next of: begin mark, first half, second half, complete mark."""
-        slot, mark = self._slot, self._mark
-        if slot is None or mark is None:
-            return
-        words, view = torch.tensor(mark.words()), slot.view(self._layout.pieces[0])
-        half = WORDS // 2
-        if self._stage == 0:
+        def begin() -> None:
             slot.write_begin(words)
             slot.fingerprints()[0] = fingerprint(self._tensor)
-        elif self._stage == 1:
-            view[:half] = self._tensor[:half]
-        elif self._stage == 2:
-            view[half:] = self._tensor[half:]
-        else:
+
+        def complete() -> None:
             slot.write_complete(words)
-            self._slot = None
-        self._stage += 1
+            copied.finish()
+
+        stages = (
+            begin,
+            lambda: view[:half].copy_(self._tensor[:half]),
+            lambda: view[half:].copy_(self._tensor[half:]),
+            complete,
+        )
+        self.queue.extend(Operation(stage) for stage in stages)  # type: ignore[arg-type]
+        return copied
 
     def fence(self) -> None:
-        while self._slot is not None:
-            self.advance()
-
-    def is_done(self, *, wait: bool) -> bool:
-        if wait:
-            self.fence()
-        return self._slot is None
+        """Wait for nothing: what is queued later comes later."""
 
     def load(self, slot: Slot) -> list[str]:
         self._tensor.copy_(slot.view(self._layout.pieces[0]))
@@ -124,7 +144,8 @@ class Slots(RuleBasedStateMachine):
     def start_ranks(self, step: int) -> None:
         """Make the processes of all ranks; what was in flight in the old ones is torn."""
         self.tensors = [torch.full((WORDS,), float(step)) for _ in range(RANKS)]
-        self.steps = [step] * RANKS
+        self.steps = [step] * RANKS  # that the hosts have queued
+        self.devices = [step] * RANKS  # that the devices have done
         self.ranks: list[Ring] = []
         for rank, tensor in enumerate(self.tensors):
             ring = Ring(count=4, ranks_per_node=1, device=torch.device("cpu"), events=self.log, node="n")
@@ -140,12 +161,12 @@ class Slots(RuleBasedStateMachine):
     @rule(rank=rank_numbers)
     def train(self, rank: int) -> None:
         step = self.steps[rank] + 1
-        if step > min(self.steps) + 1:
-            return  # waits in a collective for the slowest
+        if step > min(min(self.steps) + 1, min(self.devices) + 2):
+            return  # waits for the loss of the step before, which needs all ranks
         ring = self.ranks[rank]
         ring.set_up()
         ring.before_optimizer_step()
-        self.tensors[rank].fill_(step)
+        self.queue(rank).append(Operation(partial(self.optimize, rank, step), step))
         self.steps[rank] = step
         if self.steps.count(step) == 1 and step == max(self.steps) and self.all_have_room():
             self.taken.append(step)
@@ -163,13 +184,36 @@ class Slots(RuleBasedStateMachine):
         for _ in range(steps):
             for rank in order:
                 self.train(rank)
+            while any([self.work(rank) for rank in order]):
+                pass
 
-    @rule(rank=rank_numbers)
-    def copy_on(self, rank: int) -> None:
+    @rule(order=st.permutations(range(RANKS)))
+    def run_ahead(self, order: list[int]) -> None:
+        """Queue a step on each device that does nothing yet."""
+        for rank in order:
+            self.train(rank)
+
+    def queue(self, rank: int) -> deque[Operation]:
         copier = self.ranks[rank]._copier
         assert isinstance(copier, StreamCopier)
-        copier.advance()
-        self.ranks[rank].open_to_readers()
+        return copier.queue
+
+    def optimize(self, rank: int, step: int) -> None:
+        self.tensors[rank].fill_(step)
+        self.devices[rank] = step
+
+    @rule(rank=rank_numbers, operations=st.integers(1, 6))
+    def device(self, rank: int, operations: int) -> None:
+        for _ in range(operations):
+            self.work(rank)
+
+    def work(self, rank: int) -> bool:
+        """Do what is next on a device; return whether it could be done."""
+        queue = self.queue(rank)
+        if not queue or queue[0].step > min(min(self.steps), min(self.devices) + 1):
+            return False
+        queue.popleft().run()
+        return True
 
     @precondition(lambda self: not self.drains and min(self.steps) == max(self.steps) > self.base)
     @precondition(lambda self: all(ring.ready() for ring in self.ranks))
@@ -203,7 +247,7 @@ class Slots(RuleBasedStateMachine):
         for slot, _ in self.drains.values():
             slot.close()
         self.drains.clear()
-        reached = [step for step in self.taken if step <= min(self.steps)]
+        reached = [step for step in self.taken if step <= min(self.devices)]
         for ring in self.ranks:  # what the kernel does at the end of a process
             for slot in ring._slots:
                 slot.close()
@@ -230,7 +274,8 @@ class Slots(RuleBasedStateMachine):
             self.ancestry = self.ancestry.branch(parent=0, step=0)
         for ring in self.ranks:
             ring.forget_dead(self.ancestry)
-        self.steps, self.taken = [step] * RANKS, [step] if step else []
+        self.steps, self.devices = [step] * RANKS, [step] * RANKS
+        self.taken = [step] if step else []
         self.base = self.common = step
 
     @invariant()
@@ -238,7 +283,7 @@ class Slots(RuleBasedStateMachine):
         for ring in self.ranks:
             for slot in ring._slots:
                 mark = slot.mark()
-                if mark is not None and slot is not ring._writing:
+                if mark is not None and slot not in ring._writing:
                     assert slot.view(slot.layout.pieces[0]).tolist() == [mark.step] * WORDS
 
     @invariant()
