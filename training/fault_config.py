@@ -2,7 +2,8 @@
 
     kind                what is done                                   proof, after its `fault` event
     exception           the rank raises InjectedFault                  exception, of the same pid
-    hang                the rank waits for ever                        reentry, or worker_exit by a signal
+    hang                the rank waits for ever                        reentry, worker_exit by a signal, or
+                                                                       launcher_exit, and no further step
     sigkill, sigstop    the rank gets that signal                      worker_exit of the pid by a signal
     slow                the rank sleeps `seconds` and goes on          fault_over of the pid: `seconds`
     nan                 its loss becomes NaN                           non_finite of that step: roll_back

@@ -55,7 +55,10 @@ class Target:
         """
         root = self.run_dir / "checkpoints"
         deadline = time.monotonic() + COMMIT_SECONDS
-        while commit.is_writing(root) and time.monotonic() < deadline:  # that one would be the newest
+        # one that is being written would be the newest in the end
+        while commit.is_writing(root) or len(commit.committed_checkpoints(root)) < 2:
+            if time.monotonic() > deadline:
+                break
             time.sleep(_POLL_SECONDS)
         found = commit.committed_checkpoints(root)
         if len(found) < 2:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from training.errors import EXIT_DONE, EXIT_STOPPED
@@ -17,7 +16,7 @@ Proof = Callable[[Event, Event], str]
 # A rank that hangs is ended by the layer that finds it.
 _BY_A_LAYER = (signal.SIGKILL, signal.SIGTERM)
 _KILLED = (signal.SIGKILL,)
-# The victim does no further step, or else it was not hit.
+# Nothing that comes after the end of the victim proves anything of it.
 _STANDS_STILL: tuple[FaultKind, ...] = ("hang", "sigstop")
 
 
@@ -30,10 +29,19 @@ def find_evidence(fault: Fault, hit: Event, events: Sequence[Event]) -> str:
         events: All events of the run.
     """
     proofs = _PROOFS[fault.kind]
-    after: Iterable[Event] = (event for event in events if event["time"] >= hit["time"])
+    after = [event for event in events if event["time"] >= hit["time"]]
     if fault.kind in _STANDS_STILL:
-        after = takewhile(lambda event: not (event["event"] == "step" and _same_process(hit, event)), after)
+        after = list(_while_it_stands_still(fault, hit, after))
     return next((found for event in after for proof in proofs if (found := proof(hit, event))), "")
+
+
+def _while_it_stands_still(fault: Fault, hit: Event, events: Iterable[Event]) -> Iterator[Event]:
+    for event in events:
+        if fault.kind == "hang" and event["event"] == "step" and _same_process(hit, event):
+            return  # it was not hit; a stopped one may go on when the layer that ends it wakes it
+        yield event
+        if event["event"] == "worker_exit" and _is_victim(hit, event):
+            return
 
 
 def _exception(hit: Event, event: Event) -> str:
@@ -49,7 +57,7 @@ def _interrupted(hit: Event, event: Event) -> str:
 def _death(*signals: signal.Signals) -> Proof:
     def proof(hit: Event, event: Event) -> str:
         ended = event["event"] == "worker_exit" and not event["stopped"]
-        if not ended or (event["node"], event["worker_pid"]) != (hit["node"], hit["pid"]):
+        if not ended or not _is_victim(hit, event):
             return ""
         return _signal_proof(f"pid {hit['pid']}", event, signals)
 
@@ -133,6 +141,10 @@ _PROOFS: dict[FaultKind, tuple[Proof, ...]] = {
 
 def _same_process(hit: Event, event: Event) -> bool:
     return bool((event["node"], event["pid"]) == (hit["node"], hit["pid"]))
+
+
+def _is_victim(hit: Event, event: Event) -> bool:
+    return bool((event["node"], event["worker_pid"]) == (hit["node"], hit["pid"]))
 
 
 def _refusal(event: Event) -> str:

@@ -168,6 +168,14 @@ def test_a_victim_that_does_a_further_step_was_not_stopped() -> None:
     assert judge(hit(), ended, fault=hang).evidence
     assert not judge(hit(), stepped, ended, fault=hang).evidence
     assert not judge(hit(), {**ended, "exit_code": 0}, fault=hang).evidence
+    # AND what comes after its end proves nothing
+    assert not judge(hit(), death(stopped=True), ended, fault=hang).evidence
+
+
+def test_a_stopped_victim_may_go_on_when_it_is_woken_to_be_ended() -> None:
+    stopped = dataclasses.replace(KILL, kind="sigstop")
+    stepped = event("step", 10.05, node="node-1", pid=77, step=5, start=10.0)
+    assert judge(hit(), stepped, death(), fault=stopped).evidence
 
 
 def test_last_loss_of_a_step_counts() -> None:
