@@ -109,6 +109,8 @@ class Progress:
         self._failed_attempts: set[tuple[int, int]] = set()
         self._failed_saves: set[int] = set()
         self._ranks: dict[str, str] = {}
+        self._nodes: set[str] = set()
+        """Nodes that have had a rank."""
         self._supervisors: dict[tuple[str, int], int | None] = {}
         self._updated = 0.0
         self._done = False
@@ -152,11 +154,11 @@ class Progress:
         )
 
     def _exit_code(self) -> int | None:
-        # a supervisor that went with its node tells no exit; its ranks are elsewhere by then
-        working = set(self._ranks.values())
-        codes = [code for (node, _), code in self._supervisors.items() if node in working or not working]
-        ended = [code for code in codes if code is not None]
-        if not ended or len(ended) < len(codes):
+        # a supervisor that went with its node tells no exit: its ranks are elsewhere by then
+        replaced = self._nodes - set(self._ranks.values())
+        going = [n for (n, _), code in self._supervisors.items() if code is None and n not in replaced]
+        ended = [code for code in self._supervisors.values() if code is not None]
+        if going or not ended:
             return None
         return EXIT_DONE if self._done else max(ended)
 
@@ -197,6 +199,7 @@ class Progress:
 
     def _on_enter(self, event: dict[str, Any]) -> None:
         self._ranks[str(event["rank"])] = event["node"]
+        self._nodes.add(event["node"])
         self._restarted(event, "enter")
 
     def _on_reentry(self, event: dict[str, Any]) -> None:
@@ -225,6 +228,7 @@ class Progress:
         if not self._supervisors or self._exit_code() is not None:  # nobody lives: another Job of this run
             self._supervisors.clear()
             self._ranks.clear()
+            self._nodes.clear()
             self._done = False
             self._counts["job"] += 1
         killed = [key for key, code in self._supervisors.items() if key[0] == event["node"] and code is None]

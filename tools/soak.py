@@ -10,7 +10,6 @@ Each run takes the next seed, so that one failure can be had again:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import signal
 import subprocess
@@ -88,15 +87,25 @@ def run(recipe: Path, root: Path, *, seed: int, count: int) -> Outcome:
 
 def _verdict(command: list[str]) -> tuple[dict[str, Any] | None, str]:
     """Return the verdict of a rehearsal, or what it ended with instead."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        out, error = process.communicate(timeout=_RUN_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.terminate()  # it ends its nodes and removes their directories
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=_END_SECONDS)
-        return None, f"not done after {_RUN_SECONDS} s"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            out, error = process.communicate(timeout=_RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None, f"not done after {_RUN_SECONDS} s"
+        finally:
+            _end(process)
     return (json.loads(out), "") if out else (None, error.strip().rpartition("\n")[2])
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Tell a rehearsal to end, so that it ends its nodes and removes their directories."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.communicate(timeout=_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def _line(outcome: Outcome) -> str:

@@ -61,7 +61,7 @@ class Cadence:
         return self.every_steps > 0 and step % self.every_steps == 0
 
     def measure(self, *, now: float, costs_seconds: Sequence[float]) -> None:
-        """Take one step's measurements, from the first step on at which snapshots can be taken.
+        """Take one step's measurements, from the first step on at which all slots are there.
 
         Args:
             now: Monotonic time at the end of the step.

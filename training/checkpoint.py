@@ -27,7 +27,6 @@ from training.exchange import Exchange
 from training.inventory import Tier
 from training.layout import Place
 from training.lineage import name_of
-from training.local_copies import halfway
 from training.restore import Restored, Restorer, ShardTier
 from training.run_directory import read_run_id
 from training.slots import NOTES, Mark
@@ -214,8 +213,10 @@ class Checkpointer:
         except dist.DistError as error:
             # the commit is the work of rank 0's checkpoint worker, which needs no store
             logger.warning("no control store (%s): this save does not wait for the other ranks'", error)
-        if self._copies is not None:
-            self._copies.wait(until=halfway(until))
+        if self._copies is not None and until < math.inf:
+            self._copies.give_up()
+        elif self._copies is not None:
+            self._copies.wait()
 
     def _can_hold(self) -> bool:
         """Say whether all ranks have their slots: locking pages takes seconds, and a save would wait."""
@@ -240,6 +241,8 @@ class Checkpointer:
             Ranks on which it failed.
         """
         if self._pending is not None:
+            if until < math.inf:
+                self._writer.hurry()
             self._let_writer_end(min(self._pending.deadline, until))
         # not a collective: its timeout is for steps, and storage may be far slower
         seconds = self._config.deadline_seconds + self._answer_seconds
@@ -288,6 +291,7 @@ class Checkpointer:
             world_size=dist.get_world_size(),
             keep=self._config.keep,
             deadline=min(until, time.time() + self._config.deadline_seconds),
+            is_urgent=until < math.inf,
         )
         self._failure = ""
         if self._writer.begin(save, state.tensors(), self._notes):
@@ -297,7 +301,8 @@ class Checkpointer:
             self._count_failure(save, "no snapshot slot is free; raise snapshot.slots")
         self._begun_step, self._group.is_saving = save.step, True
         # it begins with a copy on the node's disk, if there are any
-        self._copied_step, self._group.is_copying = save.step, self._copies is not None
+        self._copied_step = save.step
+        self._group.is_copying = self._copies is not None and not save.is_urgent
 
     def _begin_copy(self, state: TrainState) -> bool:
         assert self._copies is not None

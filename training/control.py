@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -22,7 +23,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from training.config import JobConfig, load_recipe
 from training.errors import EXIT_CONFIG, EXIT_DONE, EXIT_RETRY, EXIT_STOPPED, ConfigError
@@ -71,12 +72,26 @@ def main(arguments: list[str]) -> int:
 
 
 def _check_host(host: str) -> None:
+    """Refuse a name that does not exist, and other machines' addresses; what may pass is left alone."""
+    rule, fix = "is no address of this machine", "use 0.0.0.0, or an address of an interface"
     try:
-        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise ConfigError.of("--host", host, rule, fix) from error
+    except socket.gaierror as error:
+        if error.errno == socket.EAI_NONAME:
+            raise ConfigError.of("--host", host, rule, fix) from error
+        return
+    if not any(_is_own(family, address) for family, *_, address in found):
+        raise ConfigError.of("--host", host, rule, fix)
+
+
+def _is_own(family: int, address: Any) -> bool:
+    try:
         socket.create_server(address[:2], family=family).close()
     except OSError as error:
-        rule = f"is no address of this machine ({error.strerror})"
-        raise ConfigError.of("--host", host, rule, "use 0.0.0.0, or an address of an interface") from error
+        return error.errno != errno.EADDRNOTAVAIL
+    return True
 
 
 def serve(config: JobConfig, *, host: str, port: int, linger_seconds: float, pulse: int) -> int:

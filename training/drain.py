@@ -50,6 +50,8 @@ class Save:
     keep: int
     deadline: float
     """Seconds since the epoch."""
+    is_urgent: bool = False
+    """Whether it goes to storage at once, without a copy on the node's disk before."""
 
     @property
     def root(self) -> Path:

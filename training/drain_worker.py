@@ -20,8 +20,8 @@ from training.processes import die_with_parent
 
 logger = logging.getLogger(__name__)
 
-# it has to be given up: there is nothing that it could still end in order
-_SIGTERM_TIMEOUT_SECONDS = 5.0
+# SIGKILL ends it in milliseconds, unless it is in a system call that storage does not answer
+_KILL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,23 +65,41 @@ class DrainWorker:
             self.restart()
 
     def restart(self) -> None:
-        self._queue.close(abort=True)
-        self._queue.async_calls.clear()
+        self._kill()
         self._start()
 
     def close(self) -> None:
-        if self._queue is not None:
-            running = self._queue.get_num_unfinalized_calls() and self._is_alive()
-            self._queue.close(abort=bool(running))
-            self._queue = None
+        if self._queue is None:
+            return
+        if self._queue.get_num_unfinalized_calls() and self._is_alive():
+            self._kill()
+        else:
+            self._queue.close()
+        self._queue = None
+
+    def _kill(self) -> None:
+        """End it at once: NVRx would first wait for an orderly end, and then for the end without a limit."""
+        caller = self._queue.persistent_caller
+        process = caller.process if caller is not None else None
+        if process is not None:
+            for queue in (caller.queue, caller.preload_q):
+                queue.cancel_join_thread()
+            process.kill()
+            process.join(_KILL_SECONDS)
+            caller.process = None
+            if process.is_alive():
+                logger.warning(
+                    "%s worker: SIGKILL did not end it, it waits for storage: left behind", self._what
+                )
+                multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
+        self._queue.async_calls.clear()
+        self._queue.close(abort=True)
 
     def _start(self) -> None:
         from nvidia_resiliency_ext.checkpointing.async_ckpt.core import AsyncCallsQueue
 
         # cpu_shm_mode: the worker opens no CUDA context, it reads the slot in host memory
-        self._queue = AsyncCallsQueue(
-            persistent=True, cpu_shm_mode=True, sigterm_timeout=_SIGTERM_TIMEOUT_SECONDS
-        )
+        self._queue = AsyncCallsQueue(persistent=True, cpu_shm_mode=True)
         self._schedule(_die_with_rank)
 
     def _is_alive(self) -> bool:

@@ -6,14 +6,13 @@ import contextlib
 import logging
 import shutil
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
 from torch import Tensor
 
 from training import local_image, slots
-from training.drain_worker import DrainWorker, Outcome
+from training.drain_worker import DrainWorker, Outcome, read_outcome
 from training.errors import CheckpointError, RunError
 from training.events import EventLog
 from training.files import listing
@@ -125,17 +124,9 @@ class LocalCopies:
             return
         self._snapshots.release(self._slot)
         self._slot = None
-        if outcome.failure:
-            logger.warning("local copy of step %d: %s; training goes on", outcome.step, outcome.failure)
 
-    def wait(self, *, until: float) -> None:
-        """Wait until a copy that `save` has started is over; give it up at its deadline or `until`.
-
-        Args:
-            until: Seconds since the epoch.
-        """
-        if self._request is not None:
-            self._request = replace(self._request, deadline=min(self._request.deadline, until))
+    def wait(self) -> None:
+        """Wait until a copy that `save` has started is over, at most until its deadline."""
         while self._slot is not None:
             self.poll()
             time.sleep(_POLL_SECONDS)
@@ -147,16 +138,30 @@ class LocalCopies:
         self._snapshots.open_to_readers()
         outcome = self._worker.outcome(request.outcome_path, request.mark.step)
         if outcome is None and time.time() > request.deadline:
-            self.abandon()
-            return Outcome(step=request.mark.step, failure="no end before its deadline")
+            self._worker.abandon()
+            outcome = Outcome(step=request.mark.step, failure="no end before its deadline")
         if outcome is not None:
             self._request = None
+            self._tell(request, outcome)
         return outcome
 
-    def abandon(self) -> None:
-        """Give up the copy that is being made."""
+    def give_up(self) -> None:
+        """Give up the copy that is being made, if there is one."""
+        if self._request is None:
+            return
         self._worker.abandon()
+        self._tell(self._request, Outcome(step=self._request.mark.step, failure="was given up"))
         self._request = None
+        if self._slot is not None:
+            self._snapshots.release(self._slot)
+            self._slot = None
+
+    def _tell(self, request: CopyRequest, outcome: Outcome) -> None:
+        if not outcome.failure:
+            return
+        logger.warning("local copy of step %d: %s; training goes on", outcome.step, outcome.failure)
+        if read_outcome(request.outcome_path, outcome.step) is None:  # else its worker has told it
+            self._events.emit("local_copy", step=outcome.step, status="failed", reason=outcome.failure)
 
     def inventory(self) -> list[Mark]:
         """Return the whole images of the rank's shard on this node: of this run and layout."""
@@ -212,11 +217,6 @@ class LocalCopies:
 
     def _refuse(self, path: Path, reason: str) -> None:
         self._events.emit("refused", source=str(path), tier="local", reason=reason)
-
-
-def halfway(deadline: float) -> float:
-    """Return the middle of the time from now to a deadline; both are seconds since the epoch."""
-    return (time.time() + deadline) / 2
 
 
 def _allocated_bytes(path: Path) -> int:

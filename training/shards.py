@@ -107,6 +107,15 @@ class TokenStore:
         self._map = lru_cache(maxsize=_MAPPED_SHARDS)(self._open)
         _raise_damage(self._wrong_sizes())
 
+    def is_current(self) -> bool:
+        """Say whether the index on disk is still the one that was opened.
+
+        Raises:
+            ConfigError: There is no index any more.
+            RunError: It cannot be parsed.
+        """
+        return _read_index(self.path, self.setting) == self.index
+
     @property
     def tokens(self) -> int:
         return self.index.tokens

@@ -64,5 +64,5 @@ def _open_data(config: JobConfig) -> None:
 
     try:
         worker.open_stores(config)
-    except HoldfastError as error:
+    except (HoldfastError, OSError) as error:
         log.debug("left to the ranks to say: %s", error)

@@ -175,13 +175,21 @@ def open_stores(config: JobConfig) -> tuple[TokenStore, TokenStore | None]:
     """Open the training shards, and the validation shards where evaluation is on; once a process.
 
     A rank that is forked from a warm server finds them open: on a shared file system the look at
-    thousands of shards takes seconds.
+    thousands of shards takes seconds. The index is read again: data may have been prepared anew since.
     """
-    training = _open_store(Path(config.data.path) / "train", "data.path")
+    training = _current_store(Path(config.data.path) / "train", "data.path")
     if not config.training.evaluate_every_steps:
         return training, None
     path = Path(config.data.validation_path or Path(config.data.path) / "validation")
-    return training, _open_store(path, "data.validation_path")
+    return training, _current_store(path, "data.validation_path")
+
+
+def _current_store(path: Path, setting: str) -> TokenStore:
+    store = _open_store(path, setting)
+    if store.is_current():
+        return store
+    _open_store.cache_clear()
+    return _open_store(path, setting)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ rank.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -28,7 +29,7 @@ from training import commit, drain
 from training.drain import Save, ShardPlan, ShardRequest
 from training.drain_worker import DrainWorker, Outcome
 from training.errors import CheckpointError, ConfigError
-from training.local_copies import LocalCopies, halfway
+from training.local_copies import LocalCopies
 from training.snapshot import Snapshots
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,9 @@ class Writer(Protocol):
 
     def outcome(self) -> Outcome | None:
         """Return how this rank's part of the last save has ended, None while it goes on."""
+
+    def hurry(self) -> None:
+        """Write what is pending by the shortest way."""
 
     def abandon(self) -> None:
         """Give the last save up."""
@@ -102,10 +106,10 @@ class HoldfastWriter:
             plan=self._plan,
             node=self._node,
         )
-        self._is_copying = self._copies is not None
-        if self._copies is not None:
+        self._is_copying = self._copies is not None and not save.is_urgent
+        if self._copies is not None and self._is_copying:
             # a disk that hangs must leave the save the time to be written from memory
-            self._copies.begin(save.mark, slot_path, deadline=halfway(save.deadline))
+            self._copies.begin(save.mark, slot_path, deadline=(time.time() + save.deadline) / 2)
         else:
             self._worker.submit(drain.drain, self._request)
         return True
@@ -122,9 +126,15 @@ class HoldfastWriter:
             self._snapshots.release(self._request.slot_path)
         return outcome
 
+    def hurry(self) -> None:
+        if self._is_copying and self._copies is not None and self._request is not None:
+            self._copies.give_up()
+            self._is_copying = False
+            self._worker.submit(drain.drain, self._request)
+
     def abandon(self) -> None:
         if self._is_copying and self._copies is not None:
-            self._copies.abandon()
+            self._copies.give_up()
         self._is_copying = False
         self._worker.abandon()
         if self._request is not None:
@@ -171,6 +181,9 @@ class DcpSyncWriter:
 
     def outcome(self) -> Outcome | None:
         return Outcome(step=self._step)
+
+    def hurry(self) -> None:
+        """It is over already."""
 
     def abandon(self) -> None:
         """Nothing is ever left running."""
@@ -228,6 +241,9 @@ class NvrxTorchWriter:
             return None
         error, self._finishing = self._finishing.exception(), None
         return Outcome(step=save.step, failure=f"{type(error).__name__}: {error}" if error else "")
+
+    def hurry(self) -> None:
+        """There is one way only."""
 
     def abandon(self) -> None:
         self._finishing = None

@@ -123,6 +123,17 @@ def test_a_node_that_was_lost_does_not_keep_the_run_going(tmp_path: Path) -> Non
         log.close()
 
 
+def test_a_spare_that_has_no_rank_yet_keeps_the_run_going(tmp_path: Path) -> None:
+    with EventLog(tmp_path, role="supervisor", node="spare") as spare:
+        spare.emit("launch", time=START, attempt=0)
+    with EventLog(tmp_path, role="supervisor", node="node-a") as node:
+        node.emit("launch", time=START, attempt=0)
+        with EventLog(tmp_path, role="rank", node="node-a", rank=0) as rank:
+            rank.emit("enter", time=START + 1)
+        node.emit("exit", time=START + 9, exit_code=75)
+    assert status_of(tmp_path).exit_code is None
+
+
 def test_a_restart_shows_the_step_that_it_begins_at(tmp_path: Path, rank_0: EventLog) -> None:
     step(rank_0, 9, time=START)
     rank_0.emit("checkpoint", time=START, step=9, status="snapshot")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from tests.ranks import RankFailed, Ranks, is_alive, run_ranks
 from tests.tiny import replaced, step_losses, tiny_recipe, train_rank
@@ -16,6 +17,7 @@ from training import commit
 from training.config import JobConfig
 from training.events import read_events
 from training.fingerprint import fingerprint, load_full, newest_checkpoint
+from training.slots import Mark
 
 
 def async_recipe(data: Path, *, ranks: int = 2, steps: int = 6) -> JobConfig:
@@ -158,3 +160,34 @@ def test_failed_saves_are_counted_and_a_failed_last_save_ends_the_run(data: Path
     assert failed == {2, 4, 6}
     assert not (tmp_path / "DONE").exists()
     assert len(step_losses(tmp_path)) == 6
+
+
+def snapshot_steps_while_slots_are_locked(config: JobConfig, run_dir: Path) -> list[int]:
+    """Train with two slots of four that can be used, as on a GPU whose pages are being locked."""
+    from training.restart import open_group
+    from training.snapshot import Snapshots
+    from training.worker import Worker
+
+    Snapshots._is_usable = lambda self, slot: slot in self._slots[:2]  # type: ignore[method-assign]
+    taken: list[int] = []
+    take = Snapshots.take
+
+    def note(self: Snapshots, mark: Mark, notes: Tensor) -> bool:
+        taken.append(mark.step)
+        return take(self, mark, notes)
+
+    Snapshots.take = note  # type: ignore[method-assign]
+    worker = Worker(config, run_dir)
+    open_group(worker.device, iteration=0, config=config.recovery)
+    trainer = worker.make_trainer()
+    for _ in range(5):
+        trainer.run_step()
+    trainer.close()
+    worker.close()
+    return taken
+
+
+def test_early_snapshots_are_taken_by_all_ranks_or_by_none(data: Path, tmp_path: Path) -> None:
+    """GIVEN room for two THEN no rank decides by what another told before it took the first."""
+    config = tiny_recipe(data, ranks=2, checkpoint={"writer": "holdfast", "every_steps": 100})
+    assert run_ranks(2, snapshot_steps_while_slots_are_locked, config, tmp_path) == [[1, 3]] * 2

@@ -120,7 +120,7 @@ class Ring(Snapshots):
 
 
 class Slots(RuleBasedStateMachine):
-    """One run: ranks, the drains that all of them start at a step, one stranger who reads."""
+    """One run: ranks, and the drains that all of them start at a step."""
 
     all_usable = True
 

@@ -55,18 +55,18 @@ def run_with_sigterm(config: JobConfig, run_dir: Path, grace_seconds: int) -> in
 
 
 def run_with_sigterm_and_a_disk_that_hangs(config: JobConfig, run_dir: Path, grace_seconds: int) -> int:
-    """Be a rank; the worker that copies to rank 0's disk hangs before step 3."""
-    from training.local_copies import LocalCopies
+    """Be a rank; every worker that copies to rank 0's disk hangs."""
+    from training.drain_worker import DrainWorker
     from training.process_group import rank_and_world
 
-    prepare = LocalCopies.prepare
+    start = DrainWorker._start
 
-    def prepare_and_hang(self: LocalCopies, run: str) -> None:
-        prepare(self, run)
-        if rank_and_world()[0] == 0:
-            os.kill(self._worker._queue.persistent_caller.process.pid, signal.SIGSTOP)
+    def start_and_hang(self: DrainWorker) -> None:
+        start(self)
+        if self._what == "local copy" and rank_and_world()[0] == 0:
+            os.kill(self._queue.persistent_caller.process.pid, signal.SIGSTOP)
 
-    LocalCopies.prepare = prepare_and_hang  # type: ignore[method-assign]
+    DrainWorker._start = start_and_hang  # type: ignore[method-assign]
     return run_with_sigterm(config, run_dir, grace_seconds)
 
 
@@ -110,14 +110,20 @@ def test_memory_is_kept_where_the_grace_allows_no_save(data: Path, tmp_path: Pat
     assert (restored["source"], restored["step"]) == ("memory", 3)
 
 
-def test_a_disk_that_hangs_leaves_the_grace_time_for_the_durable_save(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every_steps", [2, 100])
+def test_a_disk_that_hangs_leaves_the_grace_to_the_durable_save(
+    data: Path, tmp_path: Path, every_steps: int
+) -> None:
+    """GIVEN a copy that hangs, with or without a durable save that waits for it THEN parking does not."""
     local = {"directory": str(tmp_path / "disk"), "every_steps": 2}
-    checkpoint = {"writer": "holdfast", "every_steps": 100, "overlap": "defer", "local": local}
+    checkpoint = {"writer": "holdfast", "every_steps": every_steps, "overlap": "defer", "local": local}
     config = tiny_recipe(data, ranks=2, checkpoint=checkpoint)
     ended = run_ranks(2, run_with_sigterm_and_a_disk_that_hangs, config, tmp_path / "run", 24)
     assert ended == [EXIT_STOPPED] * 2
     assert parked(tmp_path / "run") == [(0, 3, True), (1, 3, True)]
-    assert checkpoints(tmp_path / "run") == [3]
+    assert checkpoints(tmp_path / "run")[0] == 3
+    [told] = [e for e in read_events(tmp_path / "run") if e["event"] == "local_copy" and e["rank"] == 0]
+    assert (told["status"], told["reason"]) == ("failed", "was given up")
 
 
 @pytest.mark.parametrize("layers", ["both"])

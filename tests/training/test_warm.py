@@ -35,12 +35,21 @@ def test_ranks_find_the_data_open(data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path / "tokens")
     config = tiny_recipe(tmp_path / "tokens", ranks=1)
     warm._open_data(config)
-    expected = TokenStore(tmp_path / "tokens" / "train").tokens
-    # WHEN nobody can open it any more
-    (tmp_path / "tokens" / "train" / "index.json").unlink()
-    # THEN
+    expected = TokenStore(tmp_path / "tokens" / "train")
+    # WHEN a look at the shards would fail THEN nobody looks
+    (tmp_path / "tokens" / "train" / expected.index.shards[0].file).unlink()
     store, _ = worker.open_stores(config)
-    assert store.tokens == expected
+    assert store.index == expected.index
+
+
+def test_data_that_was_prepared_anew_is_opened_anew(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "tokens")
+    config = tiny_recipe(tmp_path / "tokens", ranks=1)
+    warm._open_data(config)
+    index = tmp_path / "tokens" / "train" / "index.json"
+    index.write_text(index.read_text().replace('"documents": ', '"documents": 9'))
+    store, _ = worker.open_stores(config)
+    assert store.index == TokenStore(tmp_path / "tokens" / "train").index
 
 
 def test_data_that_cannot_be_opened_is_left_to_the_ranks(tmp_path: Path) -> None:
