@@ -71,7 +71,7 @@ class DrainWorker:
     def close(self) -> None:
         if self._queue is None:
             return
-        if self._queue.get_num_unfinalized_calls() and self._is_alive():
+        if self._queue.get_num_unfinalized_calls():  # NVRx would wait for them, for ever if it has died
             self._kill()
         else:
             self._queue.close()

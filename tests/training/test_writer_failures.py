@@ -120,9 +120,7 @@ def meet_every_failure(path: Path) -> list[str]:
     worker.submit(say_nothing)
     failures.append(awaited(worker, path, 2).failure)
     worker.submit(time.sleep, 600)
-    for server in children(os.getpid()):
-        for pid in children(server):
-            os.kill(pid, signal.SIGKILL)
+    kill_workers()
     failures.append(awaited(worker, path, 3).failure)
     worker.submit(leave, path, 4, 0.0)
     failures.append(awaited(worker, path, 4).failure)
@@ -130,14 +128,23 @@ def meet_every_failure(path: Path) -> list[str]:
     worker.abandon()
     worker.submit(leave, path, 5, 0.0)
     failures.append(awaited(worker, path, 5).failure)
+    worker.submit(time.sleep, 600)
+    kill_workers()
+    failures.append(awaited(worker, path, 6).failure)
     worker.close()
     return failures
+
+
+def kill_workers() -> None:
+    for server in children(os.getpid()):
+        for pid in children(server):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.timeout(300)
 def test_a_worker_that_is_slow_silent_killed_or_stuck(tmp_path: Path) -> None:
     [failures] = run_ranks(1, meet_every_failure, tmp_path / "outcome.json")
-    assert failures == ["", "its worker left no outcome", "its worker died", "", ""]
+    assert failures == ["", "its worker left no outcome", "its worker died", "", "", "its worker died"]
 
 
 @pytest.mark.timeout(300)
