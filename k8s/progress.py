@@ -156,7 +156,11 @@ class Progress:
     def _exit_code(self) -> int | None:
         # a supervisor that went with its node tells no exit: its ranks are elsewhere by then
         replaced = self._nodes - set(self._ranks.values())
-        going = [n for (n, _), code in self._supervisors.items() if code is None and n not in replaced]
+        going = [
+            node
+            for (node, _), code in self._supervisors.items()
+            if code is None and node not in replaced and not (self._done and node not in self._nodes)
+        ]
         ended = [code for code in self._supervisors.values() if code is not None]
         if going or not ended:
             return None

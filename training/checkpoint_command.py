@@ -89,6 +89,8 @@ def _prune(arguments: argparse.Namespace) -> tuple[list[Row], int]:
             whole += 1
         except CheckpointError as error:
             rows.append({"damaged": str(source.path), "detail": str(error)})
+    if not whole:  # what the run has left may be all that can be read: that is for a person to decide
+        return rows, EXIT_RETRY if rows else EXIT_DONE
     gone = commit.prune(root, keep=kept, ancestry=ancestry)
     return [*rows, *({"removed": str(path)} for path in gone)], EXIT_DONE
 

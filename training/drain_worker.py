@@ -69,13 +69,10 @@ class DrainWorker:
         self._start()
 
     def close(self) -> None:
-        if self._queue is None:
-            return
-        if self._queue.get_num_unfinalized_calls():  # NVRx would wait for them, for ever if it has died
+        # not NVRx's orderly end: that waits for ever if the worker dies before it hears of it
+        if self._queue is not None:
             self._kill()
-        else:
-            self._queue.close()
-        self._queue = None
+            self._queue = None
 
     def _kill(self) -> None:
         """End it at once: NVRx would first wait for an orderly end, and then for the end without a limit."""

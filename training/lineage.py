@@ -66,14 +66,21 @@ class Ancestry:
         return any(found.id == lineage and step <= limit for found, limit in self.path())
 
     def has_left(self, lineage: str, step: int) -> bool:
-        """Say whether a state was left for good; one that was copied here from another run never was.
+        """Say whether a state was left for good.
+
+        One of another run, copied here, was not, unless this run began at an older one of its lineage.
 
         Args:
             lineage: Name of its lineage.
             step: Its step.
         """
-        known = {name_of(found.id): found.id for found in self.lineages}
-        return lineage in known and not self.holds(known[lineage], step)
+        path = list(self.path())
+        limits = {found.name: limit for found, limit in path}
+        for first, _ in path[-1:]:
+            limits.setdefault(name_of(first.parent), first.step)
+        if lineage in limits:
+            return step > limits[lineage]
+        return any(lineage == found.name for found in self.lineages)
 
     def knows(self, lineage: int) -> bool:
         return any(found.id == lineage for found in self.lineages)

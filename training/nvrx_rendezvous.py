@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import threading
@@ -113,7 +114,8 @@ class RendezvousHandler(barrier.FtRendezvousBarrierHandler):  # type: ignore[mis
         last_round = state._round - 1
         noted, _, rank = path.read_text().partition("\n") if path.exists() else ("", "", "")
         if rank:
-            self._store.set(claim_key(state.run_id, _node_index()), f"{path.stat().st_mtime_ns}:{rank}")
+            claim = {"rank": int(rank), "round": noted, "time": path.stat().st_mtime}
+            self._store.set(claim_key(state.run_id, _node_index()), json.dumps(claim))
         if noted == self._round_name(last_round):
             barrier.log.warning("an earlier launcher of this node ended in round %d", last_round)
             state.store.compare_set(state.round_done_key, "", "0")
@@ -205,15 +207,14 @@ class ControlState(barrier._RendezvousBarrierState):  # type: ignore[misc]
         return not claims or len(claims) == world_size
 
     def _claims(self, nodes: Iterable[int]) -> dict[int, int]:
-        """Return {node: rank} as launchers tell it to a store that is new; of two, the last one counts."""
+        """Return {node: rank} as launchers tell it to a store that is new.
+
+        A node that a spare has replaced may come back first: only what was said in the last round counts.
+        """
         keys = {node: claim_key(self.run_id, node) for node in nodes}
-        told = (
-            (*map(int, self.store.get(key).split(b":")), node)
-            for node, key in keys.items()
-            if self.store.check([key])
-        )
-        node_of = {rank: node for _, rank, node in sorted(told)}
-        return {node: rank for rank, node in node_of.items()}
+        claims = {n: json.loads(self.store.get(key)) for n, key in keys.items() if self.store.check([key])}
+        last = max(claims.values(), key=lambda claim: float(claim["time"]), default={"round": ""})
+        return {node: claim["rank"] for node, claim in claims.items() if claim["round"] == last["round"]}
 
     def _assign_group_ranks(
         self,

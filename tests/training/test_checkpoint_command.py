@@ -59,6 +59,17 @@ def test_prune_keeps_what_a_restart_would_use(run_dir: Path, capsys: pytest.Capt
     assert visible_steps(run_dir / "checkpoints") == [20, 10]
 
 
+def test_prune_removes_nothing_where_nothing_is_whole(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lineage.write_ancestry(run_dir, Ancestry(lineages=(Lineage(id=10), Lineage(id=11, parent=10, step=20))))
+    for step in (10, 20):
+        flip_bit(run_dir / "checkpoints" / f"step-{step:08d}" / "__0_0.distcp")
+    code, _ = run(capsys, "prune", str(run_dir), "--keep", "2")
+    assert code == EXIT_RETRY
+    assert visible_steps(run_dir / "checkpoints") == [40, 30, 20, 10]
+
+
 def hold(run_dir: Path) -> int:
     """Prune while another process, which the parent is here, trains."""
     with pytest.raises(RunError, match="is in use by pid"):

@@ -102,6 +102,15 @@ def test_states_that_the_run_has_left_push_no_live_one_out(tmp_path: Path) -> No
     assert visible_steps(tmp_path) == [25, 20]
 
 
+def test_newer_checkpoints_of_another_run_push_no_own_one_out(tmp_path: Path) -> None:
+    """GIVEN another run's checkpoints, of which an older one was restored THEN that and the new one stay."""
+    for step in (50, 60, 70):
+        commit_step(tmp_path, step, lineage=name_of(9), keep=3)
+    began = Ancestry(lineages=(Lineage(id=1, parent=9, step=50),))
+    commit_step(tmp_path, 55, lineage=name_of(1), keep=2, ancestry=began)
+    assert visible_steps(tmp_path) == [55, 50]
+
+
 def test_what_cannot_be_read_is_neither_counted_nor_removed(tmp_path: Path) -> None:
     for step in (10, 20):
         commit_step(tmp_path, step, keep=3)

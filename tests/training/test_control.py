@@ -99,7 +99,7 @@ def test_a_port_that_does_not_exist_is_refused(port: str) -> None:
         control.main([str(RECIPE), "--port", port])
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a..b"])
+@pytest.mark.parametrize("host", ["192.0.2.1", "a..b"])
 def test_a_host_that_is_not_this_machine_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match=f"--host={host!r}: is no address of this machine"):
         control.main([str(RECIPE), "--host", host])

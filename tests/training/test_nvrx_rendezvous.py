@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import socket
 import subprocess
@@ -236,7 +237,7 @@ def test_replacement_of_a_launcher_at_work_opens_the_next_round() -> None:
     close_round(store, 0)
     after = at_work(store)
     assert after.round() == 1
-    assert store.get(nvrx_rendezvous.claim_key("run", 0)).endswith(b":3")
+    assert json.loads(store.get(nvrx_rendezvous.claim_key("run", 0)))["rank"] == 3
     assert store.get(ROUND_1) == b"0"
 
 
@@ -336,8 +337,9 @@ def participants(*nodes: int) -> list[tuple[Any, int, str]]:
     return [(NODES[node], node, "none") for node in nodes]
 
 
-def claim(store: TCPStore, node: int, rank: int, *, noted: int = 1) -> None:
-    store.set(nvrx_rendezvous.claim_key("run", node), f"{noted}:{rank}")
+def claim(store: TCPStore, node: int, rank: int, *, number: int = 1) -> None:
+    told = {"rank": rank, "round": f"lost:{number}", "time": float(number)}
+    store.set(nvrx_rendezvous.claim_key("run", node), json.dumps(told))
 
 
 def test_a_new_store_waits_for_survivors_of_the_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,12 +363,15 @@ def test_nobody_waits_at_the_start_of_a_run() -> None:
     assert state._can_meet_segment_constraint(participants(1, 2), 2)
 
 
-def test_of_two_nodes_with_one_rank_the_later_keeps_it() -> None:
+def test_a_node_that_a_spare_has_replaced_claims_nothing() -> None:
+    """GIVEN node 0, whose rank went to node 2 in a later round THEN node 2 is waited for and keeps it."""
     store = make_store()
     state = ControlState(store, "run", is_store_host=True)
-    claim(store, 0, rank=1, noted=5)
-    claim(store, 2, rank=1, noted=6)
-    claim(store, 3, rank=0, noted=4)
+    claim(store, 0, rank=1, number=5)
+    claim(store, 2, rank=1, number=6)
+    claim(store, 3, rank=0, number=6)
+    assert not state._can_meet_segment_constraint(participants(0, 3), 2)
+    assert state._can_meet_segment_constraint(participants(0, 2, 3), 2)
     assert state._assign_group_ranks(participants(0, 2, 3), 2) == {NODES[2]: 1, NODES[3]: 0, NODES[0]: 2}
 
 

@@ -132,6 +132,11 @@ def meet_every_failure(path: Path) -> list[str]:
     kill_workers()
     failures.append(awaited(worker, path, 6).failure)
     worker.close()
+    worker.start()
+    worker.submit(leave, path, 7, 0.0)
+    failures.append(awaited(worker, path, 7).failure)
+    kill_workers()
+    worker.close()  # also with nothing in hand
     return failures
 
 
@@ -144,7 +149,7 @@ def kill_workers() -> None:
 @pytest.mark.timeout(300)
 def test_a_worker_that_is_slow_silent_killed_or_stuck(tmp_path: Path) -> None:
     [failures] = run_ranks(1, meet_every_failure, tmp_path / "outcome.json")
-    assert failures == ["", "its worker left no outcome", "its worker died", "", "", "its worker died"]
+    assert failures == ["", "its worker left no outcome", "its worker died", "", "", "its worker died", ""]
 
 
 @pytest.mark.timeout(300)
