@@ -48,6 +48,7 @@ def submitted(files: tuple[Run, Path, Path], control_plane: ControlPlane) -> Run
     done = k8s("submit", recipe, "--outputs", outputs)
     assert done.returncode == 0, done.stderr
     in_cluster.wait_for_running(2)
+    in_cluster.wait_for_state("running")
     return in_cluster
 
 
@@ -214,6 +215,7 @@ def test_a_run_stops_before_its_capacity_ends(
     publisher = start_publisher(submitted, control_plane, tmp_path / "run", "--stop-at=2026-11-01T00:00:00Z")
     try:
         wait_until(lambda: not submitted.pods(), "trainers stopped")
+        submitted.wait_for_state("stopped")
         # THEN the Job is kept, with its control store
         status = k8s("status", submitted.name, "--namespace", submitted.kubectl.namespace)
         assert f"Job {submitted.name}: stopped" in status.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from k8s.jobs import State, state_of
 from k8s.kubectl import Kubectl
 from k8s.manifests import job_name, render
 from k8s.run import Run
@@ -53,6 +54,10 @@ class RunInCluster:
             f"{count} pods run",
             seconds=seconds,
         )
+
+    def wait_for_state(self, state: State) -> None:
+        """Wait until the Job's status says what its pods do: its controller counts once a second."""
+        wait_until(lambda: state_of(self.job()) == state, f"the Job is {state}")
 
     def wait_for_replacement(
         self, pod: dict[str, Any], *, seconds: float = LONGEST_WAIT_SECONDS
