@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -152,15 +152,18 @@ class Checkpointer:
     def signals(self) -> tuple[float, ...]:
         """Return what the other ranks have to know, to be summed over all of them."""
         self._poll()
-        has_room = self._snapshots is not None and self._snapshots.has_room()
-        is_ready = self._snapshots is not None and self._snapshots.ready()
-        is_copying = self._copies is not None and self._copies.is_busy
-        return (
-            float(self._pending is not None),
-            float(is_copying),
-            float(is_ready),
-            float(has_room),
-            *self._cadence.offer(),
+        own = self._own()
+        facts = (own.is_saving, own.is_copying, own.is_ready, own.has_room)
+        return (*map(float, facts), *self._cadence.offer())
+
+    def _own(self) -> _Group:
+        """Return what this rank tells the others of itself."""
+        snapshots = self._snapshots
+        return _Group(
+            is_saving=self._pending is not None,
+            is_copying=self._copies is not None and self._copies.is_busy,
+            is_ready=snapshots is not None and snapshots.ready(),
+            has_room=snapshots is not None and snapshots.has_room(),
         )
 
     def learn(self, step: int, sums: Sequence[float]) -> None:
@@ -363,13 +366,10 @@ class Checkpointer:
         self._is_due = self._is_copy_due = False
         if self._snapshots is not None and self._snapshots.can_set_up_at_once:
             self._snapshots.set_up()
-        ready = self._snapshots is not None and self._snapshots.ready()
-        room = self._snapshots is not None and self._snapshots.has_room()
-        copying = self._copies is not None and self._copies.is_busy
-        told = exchange.gather("ready", [ready, room, self._pending is not None, copying])
+        told = [_Group(**answer) for answer in exchange.gather("ready", asdict(self._own()))]
         self._group = _Group(
-            is_ready=all(answer[0] for answer in told),
-            has_room=all(answer[1] for answer in told),
-            is_saving=any(answer[2] for answer in told),
-            is_copying=any(answer[3] for answer in told),
+            is_saving=any(rank.is_saving for rank in told),
+            is_copying=any(rank.is_copying for rank in told),
+            is_ready=all(rank.is_ready for rank in told),
+            has_room=all(rank.has_room for rank in told),
         )

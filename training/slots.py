@@ -220,16 +220,16 @@ def slots_of_shard(run: str, node: str, layout: Layout) -> Iterator[Path]:
 
 def read_descriptor(path: Path) -> Descriptor | None:
     """Return a slot file's descriptor, None if there is no file or no slot in it."""
-    header = _read_header(path)
-    return None if header is None else _descriptor(header)
+    return _descriptor(_read_header(path))
 
 
-def _read_header(path: Path) -> bytes | None:
+def _read_header(path: Path) -> bytes:
+    """Return the header, empty where there is no file: another rank may have removed it just now."""
     try:
         with path.open("rb") as file:
             return file.read(HEADER_BYTES)
     except OSError:
-        return None
+        return b""
 
 
 def _descriptor(header: bytes) -> Descriptor | None:
@@ -243,8 +243,8 @@ def scan(run: str) -> Iterator[tuple[Path, Descriptor, Mark | None]]:
     """Yield every slot of a run on this machine with what it holds, None where that is no whole snapshot."""
     for path in listing(root() / run, "*/shard-*/*.slot"):
         raw = _read_header(path)
-        descriptor = None if raw is None else _descriptor(raw)
-        if raw is None or descriptor is None:
+        descriptor = _descriptor(raw)
+        if descriptor is None:
             continue
         header = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
         begin, complete = _mark(header[_BEGIN]), _mark(header[_COMPLETE])
