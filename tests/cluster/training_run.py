@@ -48,12 +48,16 @@ class RunInCluster:
         ]
 
     def wait_for_running(self, count: int, *, seconds: float = LONGEST_WAIT_SECONDS) -> list[dict[str, Any]]:
-        """Wait until as many pods run, and return them."""
-        return wait_until(
-            lambda: self.running() if len(self.running()) == count else [],
-            f"{count} pods run",
-            seconds=seconds,
-        )
+        """Wait until as many pods run and the Job says so, and return them.
+
+        The Job controller counts once a second: a Job may say "pending" of pods that run.
+        """
+
+        def counted() -> list[dict[str, Any]]:
+            pods = self.running()
+            return pods if len(pods) == count == self.job().get("status", {}).get("ready", 0) else []
+
+        return wait_until(counted, f"{count} pods run", seconds=seconds)
 
     def wait_for_state(self, state: State) -> None:
         """Wait until the Job's status says what its pods do: its controller counts once a second."""
