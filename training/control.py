@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     """Run `training control`."""
     parser = argparse.ArgumentParser(prog="training control", description=__doc__.split("\n")[0])
     parser.add_argument("recipe", type=Path, help="TOML file")
-    parser.add_argument("--host", default="0.0.0.0", help="address to listen on")
+    parser.add_argument("--host", default="0.0.0.0", help="address to listen on; default: %(default)s, all")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="default: %(default)s")
     parser.add_argument(
         "--linger-seconds",

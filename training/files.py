@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import glob
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from training.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -30,10 +33,27 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def listing(directory: Path, pattern: str) -> list[Path]:
     """Return the sorted paths that match, while other processes may be removing the directories in it.
 
-    `Path.glob` raises FileNotFoundError where a directory goes between its look and its listing.
+    `Path.glob` raises FileNotFoundError where a directory goes between its look and its listing, and takes
+    one that may not be read for an empty one without a word.
+
+    Args:
+        directory: Where to start; may be missing.
+        pattern: Names with wildcards, one for each level, hidden ones included.
     """
-    names = glob.glob(pattern, root_dir=directory, include_hidden=True)
-    return sorted(directory / name for name in names)
+    found = [directory]
+    for names in pattern.split("/"):
+        found = [path for parent in found for path in _children(parent) if fnmatchcase(path.name, names)]
+    return sorted(found)
+
+
+def _children(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        logger.warning("%s: cannot be listed (%s): nothing in it is used", directory, error.strerror)
+        return []
 
 
 def fsync_directory(path: Path) -> None:

@@ -25,15 +25,16 @@ tests of training/ with it.
     16  starts a checkpoint worker from nothing               same    forks it (training/writer_server.py)
     17  SIGTERMs a rank's checkpoint worker with the rank     same    the rank alone, which then saves by it
     18  in-process layer dies with the control store          same    waits for it (training/wrapper_store.py)
+    19  the control store listens on every address            same    on the one that was asked for
 
     #   0.7.0 does, and 0.6.0 does not                                here
-    19  closes the rendezvous for ever when one address has two       allowed: a launcher that is killed
+    20  closes the rendezvous for ever when one address has two       allowed: a launcher that is killed
         slots                                                         while it waits leaves one behind
-    20  waits a second more for the last round's nodes, lost ones     15 waits, as long as they are heard
+    21  waits a second more for the last round's nodes, lost ones     15 waits, as long as they are heard
         too                                                           (training/launcher_arguments.py)
-    21  asks the store why, when a peer calls for a restart: fails,   there is no reason: nothing here
+    22  asks the store why, when a peer calls for a restart: fails,   there is no reason: nothing here
         or hangs, on a store that was lost just then                  sets one
-    22  forgets to give up the slot of a launcher that is told to     6 opens the next round
+    23  forgets to give up the slot of a launcher that is told to     6 opens the next round
         stop while it waits
 """
 
@@ -43,6 +44,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 import types
@@ -52,6 +54,7 @@ from typing import Any, ClassVar
 
 import nvidia_resiliency_ext.fault_tolerance.ft_rendezvous_barrier as barrier
 from nvidia_resiliency_ext.fault_tolerance import control_plane, launcher, rank_monitor_server
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
@@ -70,6 +73,7 @@ from training.processes import reap_orphans
 
 EXIT_BARRIER_SECONDS = 30
 LEFTOVERS_SECONDS = 1.0
+EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 def apply_to_launcher(events: EventLog, round_file: Path, *, workers: ForkServer | None) -> None:
@@ -107,10 +111,20 @@ def apply_to_control(linger_seconds: float) -> Callable[[], bool]:
     ControlState.linger_seconds = linger_seconds
     control_plane._RendezvousBarrierState = ControlState
     control_plane._STORE_READ_GRACE_SECONDS = 0.0  # 9; 0.6.0 has no such thing
+    control_plane.TCPStore = store_at
     allow_slots_of_one_address()
     _quieten(control_plane)
     quicken_polls()
     return ControlState.ended.is_set
+
+
+def store_at(host_name: str, port: int, **options: Any) -> TCPStore:
+    """19: who reaches a store can change the run, and TCPStore's own server takes no address."""
+    if host_name not in EVERY_ADDRESS:
+        family = socket.getaddrinfo(host_name, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host_name, port), family=family)
+        options["master_listen_fd"] = listening.detach()
+    return TCPStore(host_name, port, **options)
 
 
 class Agent(launcher.LocalElasticAgent):  # type: ignore[misc]

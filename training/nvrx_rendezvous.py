@@ -54,7 +54,7 @@ class ControlReturned(Exception):
 
 
 class RendezvousHandler(barrier.FtRendezvousBarrierHandler):  # type: ignore[misc]
-    """1, 2, 6, 7, 14, 21: survives a lost control store, and never closes a rendezvous that others need."""
+    """1, 2, 6, 7, 14, 22: survives a lost control store, and never closes a rendezvous that others need."""
 
     events: ClassVar[EventLog]
     round_file: ClassVar[Path]
@@ -88,7 +88,7 @@ class RendezvousHandler(barrier.FtRendezvousBarrierHandler):  # type: ignore[mis
         return True
 
     def no_restart_reason(self) -> None:
-        """21: 0.7.0's reasons are its breaker and its log analysis, neither of which is in use here."""
+        """22: 0.7.0's reasons are its breaker and its log analysis, neither of which is in use here."""
 
     def note_round(self, *, rank: int) -> None:
         """Write down the round that this node works in, and its rank, for a launcher that takes over."""
@@ -285,7 +285,7 @@ def finished_key(run_id: str, round_number: int, node: int) -> str:
 
 
 def allow_slots_of_one_address() -> None:
-    """19: by the switch that 0.7.0 has for simulations; `ControlState` takes the newest slot of a node."""
+    """20: by the switch that 0.7.0 has for simulations; `ControlState` takes the newest slot of a node."""
     os.environ["NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE"] = "1"
 
 

@@ -82,6 +82,19 @@ def test_store_that_is_stopped_is_replaced_and_its_clients_set_free() -> None:
     assert not listens(("127.0.0.1", port))
 
 
+def test_store_listens_where_it_is_told_to_only() -> None:
+    """GIVEN an address of the loopback network THEN none of the machine's others reaches the store."""
+    port = free_port()
+    control = start(RECIPE, "--host", "127.0.0.2", "--port", port)
+    try:
+        assert until(lambda: listens(("127.0.0.2", port)), seconds=60)
+        assert not listens(("127.0.0.1", port))
+        assert read_store_id(TCPStore("127.0.0.2", port, is_master=False, wait_for_workers=False))
+    finally:
+        control.kill()
+        control.communicate(timeout=60)
+
+
 def test_store_dies_with_the_control() -> None:
     port = free_port()
     control = start(RECIPE, "--host", "127.0.0.1", "--port", port)

@@ -27,6 +27,16 @@ def test_the_old_file_stays_where_the_new_one_cannot_be_written(tmp_path: Path) 
     assert path.read_text() == "old"
 
 
+def test_says_which_directory_it_cannot_list(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "node-0").mkdir()
+    (tmp_path / "node-0" / "shard-0").symlink_to("shard-0")
+    (tmp_path / "node-1" / "shard-0" / ".a.slot").mkdir(parents=True)
+    (tmp_path / "keeper").touch()
+    assert files.listing(tmp_path, "*/shard-*/*.slot") == [tmp_path / "node-1" / "shard-0" / ".a.slot"]
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path}/node-0/shard-0: cannot be listed (Too many levels of symbolic")
+
+
 def test_lists_a_directory_that_another_process_is_removing(tmp_path: Path) -> None:
     shard = tmp_path / "node" / "shard-0"
     stop = threading.Event()
