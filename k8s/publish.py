@@ -83,7 +83,7 @@ class Publisher:
     ) -> None:
         self._kubectl, self._name, self._stop_at = kubectl, job_name, stop_at
         self._tail = EventTail(run_dir)
-        self._progress = Progress(steps=recipe.training.steps, pods=recipe.job.nodes + recipe.job.spares)
+        self._progress = Progress(steps=recipe.training.steps, pods=recipe.job.launchers)
         self._goodput = Goodput(run_dir)
         self._published = ""
         self._complete_since: float | None = None

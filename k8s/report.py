@@ -60,7 +60,7 @@ def directory_reader(name: str, run_dir: Path, recipe_path: Path) -> Callable[[]
     if not run_dir.is_dir():
         raise ConfigError.of("--run-dir", str(run_dir), "is no directory", "give the directory of the run")
     tail, goodput = EventTail(run_dir), Goodput(run_dir)
-    progress = Progress(steps=recipe.training.steps, pods=recipe.job.nodes + recipe.job.spares)
+    progress = Progress(steps=recipe.training.steps, pods=recipe.job.launchers)
 
     def read() -> Report:
         for event in tail.read():

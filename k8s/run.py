@@ -123,7 +123,7 @@ def _job_problems(recipe: JobConfig, instance: InstanceType, *, nodes: int) -> I
             rule=f"must be the {instance.gpus} GPUs of {instance.name}: a pod takes a whole node",
             fix=f"set it to {instance.gpus}",
         )
-    if job.nodes + job.spares > nodes:
+    if job.launchers > nodes:
         rule = f"with {job.spares} spares, must be within the cluster's {nodes} {instance.name} nodes"
         yield Problem(path="job.nodes", value=job.nodes, rule=rule, fix="lower it, or deploy more nodes")
     if recipe.training.device == "cpu":

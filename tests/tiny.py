@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,18 @@ def train_rank(config: JobConfig, run_dir: Path) -> None:
     from training.worker import Worker
 
     Worker(config, run_dir).run()
+
+
+def train_rank_and_stand_still(config: JobConfig, run_dir: Path, last_step: int) -> None:
+    """Be one rank of a run, to be killed in the step after `last_step`."""
+    from training.faults import FaultPlan
+
+    def in_step(self: FaultPlan, point: str, *, step: int) -> None:
+        if (point, step) == ("backward", last_step + 1):
+            time.sleep(600)
+
+    FaultPlan.in_step = in_step  # type: ignore[method-assign]
+    train_rank(config, run_dir)
 
 
 def step_losses(run_dir: Path) -> dict[int, tuple[float, float]]:

@@ -51,6 +51,11 @@ class JobShape:
         """Number of training ranks."""
         return self.nodes * self.ranks_per_node
 
+    @property
+    def launchers(self) -> int:
+        """Number of nodes, spares included; each has one launcher."""
+        return self.nodes + self.spares
+
     def problems(self) -> Iterator[Problem]:
         if self.spares >= self.nodes and self.spares:
             rule = f"must be below nodes={self.nodes}, or the spares alone could form a second world"

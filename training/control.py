@@ -108,7 +108,7 @@ def serve(config: JobConfig, *, host: str, port: int, linger_seconds: float, pul
 
     from training import nvrx_changes
 
-    run_ended = nvrx_changes.apply_to_control(linger_seconds)
+    run_ended = nvrx_changes.apply_to_control(launchers=config.job.launchers, linger_seconds=linger_seconds)
     os.write(pulse, b".")  # the imports are done: from now on, silence means something
     # not before: two threads that import torch at once get in each other's way
     threading.Thread(target=_beat, args=(pulse, host, port), daemon=True).start()

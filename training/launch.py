@@ -311,7 +311,7 @@ def _private_directory() -> Iterator[Path]:
 @contextmanager
 def _control(config: JobConfig, recipe: Path, run_dir: Path) -> Iterator[ControlChild]:
     """Yield a control store of our own where one node trains alone and none is given."""
-    if environment.control_endpoint() is not None or config.job.nodes + config.job.spares > 1:
+    if environment.control_endpoint() is not None or config.job.launchers > 1:
         yield ControlChild(command=None, endpoint=None)
         return
     endpoint = ("127.0.0.1", environment.free_port())

@@ -98,16 +98,18 @@ def apply_to_launcher(events: EventLog, round_file: Path, *, workers: ForkServer
     quicken_polls()
 
 
-def apply_to_control(linger_seconds: float) -> Callable[[], bool]:
+def apply_to_control(*, launchers: int, linger_seconds: float) -> Callable[[], bool]:
     """Put the changed control plane into this process.
 
     Args:
+        launchers: Launchers of the run, one a node, spares included.
         linger_seconds: Time that late spares get to see the end of the run.
 
     Returns:
         A function that says whether the run has ended.
     """
     check_version()
+    ControlState.launchers = launchers
     ControlState.linger_seconds = linger_seconds
     control_plane._RendezvousBarrierState = ControlState
     control_plane._STORE_READ_GRACE_SECONDS = 0.0  # 9; 0.6.0 has no such thing

@@ -36,7 +36,8 @@ ALL_LOST_SECONDS = 10.0
 # Time that a survivor gets to come back before a spare takes its place: what is in its memory is newer
 # than any checkpoint, and a killed launcher is replaced within this.
 LAST_CALL_SECONDS = 3.0
-# The same at a control store that is new: all launchers see that, and exit, before they come back.
+# The same at a control store that is new: all launchers see that, and exit, before they come back. A run
+# that starts with a spare missing waits as long.
 CLAIM_SECONDS = 10.0
 LOOK_SECONDS = 0.25
 # A look that comes later than this was not late for the nodes: this process was stopped, or starved.
@@ -145,6 +146,7 @@ class ControlState(barrier._RendezvousBarrierState):  # type: ignore[misc]
 
     ended: ClassVar[threading.Event] = threading.Event()
     linger_seconds: ClassVar[float] = 0.0
+    launchers: ClassVar[int] = 1
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -203,8 +205,7 @@ class ControlState(barrier._RendezvousBarrierState):  # type: ignore[misc]
         if self._ranks:
             missing = [n for n in self._ranks if n not in nodes]
             return all(self._hearing.silence_seconds(n) > NODE_LOST_SECONDS for n in missing)
-        claims = self._claims(nodes)  # none at the start of a run
-        return not claims or len(claims) == world_size
+        return len(nodes) >= self.launchers or len(self._claims(nodes)) == world_size
 
     def _claims(self, nodes: Iterable[int]) -> dict[int, int]:
         """Return {node: rank} as launchers tell it to a store that is new.

@@ -17,7 +17,7 @@ from k8s.run import Run, make_run
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.nodes import OTHER_ZONE, FakeNode, Kubelets, gpu_node, system_node
 from tests.cluster.training_run import RunInCluster
-from tests.cluster.waiting import wait_until
+from tests.cluster.waiting import LONGEST_WAIT_SECONDS, wait_until
 from training.checkpoint_config import LocalConfig
 from training.config import load_recipe
 
@@ -30,6 +30,13 @@ NODES = (
     system_node("system-a"),
     system_node("system-b", zone=OTHER_ZONE),
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of this folder time for two waits in a row."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(3 * LONGEST_WAIT_SECONDS))
 
 
 @pytest.fixture(scope="session")

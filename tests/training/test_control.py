@@ -33,13 +33,13 @@ def start(*arguments: object, failures: int = 5, silence_seconds: float = 10.0) 
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
-def answers(port: int) -> bool:
-    return listens(("127.0.0.1", port)) and bool(store_id(port))
+def answers(port: int, host: str = "127.0.0.1") -> bool:
+    return listens((host, port)) and bool(store_id(port, host))
 
 
-def store_id(port: int) -> str:
+def store_id(port: int, host: str = "127.0.0.1") -> str:
     try:
-        return read_store_id(TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
+        return read_store_id(TCPStore(host, port, is_master=False, wait_for_workers=False))
     except RuntimeError:
         return ""
 
@@ -87,9 +87,8 @@ def test_store_listens_where_it_is_told_to_only() -> None:
     port = free_port()
     control = start(RECIPE, "--host", "127.0.0.2", "--port", port)
     try:
-        assert until(lambda: listens(("127.0.0.2", port)), seconds=60)
+        assert until(lambda: answers(port, host="127.0.0.2"), seconds=60)
         assert not listens(("127.0.0.1", port))
-        assert read_store_id(TCPStore("127.0.0.2", port, is_master=False, wait_for_workers=False))
     finally:
         control.kill()
         control.communicate(timeout=60)

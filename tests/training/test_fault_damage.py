@@ -12,7 +12,7 @@ import pytest
 
 from tests.ranks import run_ranks
 from tests.tiny import tiny_recipe, train_rank
-from training import commit, environment
+from training import commit, environment, fault_damage
 from training.config import JobConfig
 from training.events import read_events
 from training.fault_damage import Target, disk_limit, fill_disk, flip_bit
@@ -69,7 +69,10 @@ def test_damaged_checkpoint_is_refused_and_the_one_before_it_taken(data: Path, t
     assert restored(tmp_path) == [("durable", 2)]
 
 
-def test_a_checkpoint_that_is_being_written_is_waited_for_and_damaged(data: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_being_written_is_waited_for_and_damaged(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fault_damage, "COMMIT_SECONDS", 60.0)
     config = tiny_recipe(data, ranks=2)
     run_ranks(2, train_some, config, tmp_path, 7)
     newest = commit.committed_checkpoints(tmp_path / "checkpoints")[0]

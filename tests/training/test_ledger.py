@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from tests.ranks import Ranks, run_ranks
-from tests.tiny import replaced, tiny_recipe, train_rank
+from tests.tiny import replaced, tiny_recipe, train_rank, train_rank_and_stand_still
 from training.config import JobConfig
 from training.data import BatchReader
 from training.events import read_events
@@ -44,7 +44,7 @@ def test_exactly_once_through_kills_and_resizes(data: Path, tmp_path: Path) -> N
     for ranks in (4, 2, 4):
         reached += 5
         resized = replaced(config, "job", ranks_per_node=ranks)
-        kill_after(Ranks(ranks, train_rank, resized, tmp_path), tmp_path, reached)
+        kill_after(Ranks(ranks, train_rank_and_stand_still, resized, tmp_path, reached), tmp_path, reached)
     # WHEN it ends with a single one
     steps = reached + 3
     last = replaced(replaced(config, "job", ranks_per_node=1), "training", steps=steps)

@@ -125,7 +125,7 @@ def test_store_that_stops_in_a_rendezvous_ends_the_launcher(lost: StoreProcess) 
     script = f"""
 from torch._C._distributed_c10d import TCPStore
 from training import nvrx_rendezvous
-nvrx_rendezvous.STORE_CALL_SECONDS = 1.0
+nvrx_rendezvous.STORE_CALL_SECONDS = 3.0
 store = TCPStore("127.0.0.1", {lost.port}, is_master=False, wait_for_workers=False)
 with nvrx_rendezvous._bounded_store_calls():
     for _ in range(5):
@@ -306,17 +306,17 @@ def test_nodes_that_are_all_silent_get_more_time(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("node")
 def test_node_with_heartbeats_or_at_its_end_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrx_rendezvous, "NODE_LOST_SECONDS", 1.5)
-    monkeypatch.setattr(nvrx_rendezvous, "ALL_LOST_SECONDS", 1.5)
+    monkeypatch.setattr(nvrx_rendezvous, "NODE_LOST_SECONDS", 6.0)
+    monkeypatch.setattr(nvrx_rendezvous, "ALL_LOST_SECONDS", 6.0)
     store, stop = make_store(), threading.Event()
     store.set(nvrx_rendezvous.finished_key("run", 0, 1), "")
     thread, state = host(store, ControlState, stop)
     working = at_work(TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False))
     working._barrier_state._round = 0
-    assert not until(working.is_next_round_open, seconds=3)
+    assert not until(working.is_next_round_open, seconds=8)
     working.finish()
     working._watch.close()
-    assert until(lambda: state._hearing.silence_seconds(0) > 2)
+    assert until(lambda: state._hearing.silence_seconds(0) > 7)
     assert not store.check([ROUND_1])
     stop.set()
     thread.join(30)
@@ -344,6 +344,7 @@ def claim(store: TCPStore, node: int, rank: int, *, number: int = 1) -> None:
 
 def test_a_new_store_waits_for_survivors_of_the_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN launchers that tell a new store their ranks THEN a spare that is quicker takes nobody's place."""
+    monkeypatch.setattr(ControlState, "launchers", 3)
     store = make_store()
     state = ControlState(store, "run", is_store_host=True)
     claim(store, 1, rank=1)
@@ -358,13 +359,24 @@ def test_a_new_store_waits_for_survivors_of_the_lost_one(monkeypatch: pytest.Mon
     assert state._assign_group_ranks(participants(1, 2), 2) == {NODES[1]: 1, NODES[2]: 0}
 
 
-def test_nobody_waits_at_the_start_of_a_run() -> None:
+def test_a_new_store_waits_for_launchers_of_which_it_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a store and node 0 that were lost together THEN the pod and spare that come first wait."""
+    monkeypatch.setattr(ControlState, "launchers", 3)
+    store = make_store()
+    state = ControlState(store, "run", is_store_host=True)
+    assert not state._can_meet_segment_constraint(participants(0, 2), 2)
+    claim(store, 1, rank=0)
+    assert state._can_meet_segment_constraint(participants(0, 2, 1), 2)
+    assert state._assign_group_ranks(participants(0, 2, 1), 2) == {NODES[1]: 0, NODES[0]: 1, NODES[2]: 2}
+    # AND a run can start without its spare
+    monkeypatch.setattr(nvrx_rendezvous, "CLAIM_SECONDS", 0.2)
     state = ControlState(make_store(), "run", is_store_host=True)
-    assert state._can_meet_segment_constraint(participants(1, 2), 2)
+    assert until(lambda: state._can_meet_segment_constraint(participants(0, 1), 2))
 
 
-def test_a_node_that_a_spare_has_replaced_claims_nothing() -> None:
+def test_a_node_that_a_spare_has_replaced_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN node 0, whose rank went to node 2 in a later round THEN node 2 is waited for and keeps it."""
+    monkeypatch.setattr(ControlState, "launchers", 4)
     store = make_store()
     state = ControlState(store, "run", is_store_host=True)
     claim(store, 0, rank=1, number=5)

@@ -64,7 +64,7 @@ def test_process_that_no_launcher_started() -> None:
 def without_a_peer(port: int) -> str:
     os.environ[environment.CONTROL] = f"127.0.0.1:{port}"
     os.environ["WORLD_SIZE"] = "3"
-    config = RecoveryConfig(layers="none", setup_timeout_seconds=1.0)
+    config = RecoveryConfig(layers="none", setup_timeout_seconds=10.0)
     with pytest.raises(RunError) as caught:
         open_group(CPU, iteration=0, config=config)
     return str(caught.value)
@@ -74,7 +74,7 @@ def test_missing_ranks_are_named() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     messages = run_ranks(2, without_a_peer, store.port)
     assert messages == [messages[0]] * 2
-    assert "recovery.setup_timeout_seconds=1: ranks [2] did not come to the process group" in messages[0]
+    assert "recovery.setup_timeout_seconds=10: ranks [2] did not come to the process group" in messages[0]
 
 
 def mesh_timeouts() -> list[float]:

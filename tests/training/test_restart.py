@@ -24,8 +24,8 @@ from training.restart import Attempt, RankMonitor, close_group, open_group, run_
 CPU = torch.device("cpu")
 RECOVERY = {
     "layers": "in_process",
-    "group_timeout_seconds": 2.0,
-    "soft_timeout_seconds": 5.0,
+    "group_timeout_seconds": 10.0,
+    "soft_timeout_seconds": 15.0,
 }
 
 
@@ -48,7 +48,7 @@ class Rank:
         steps: int = 6,
         layers: str = "in_process",
         maximum_same_step_failures: int = 3,
-        hard_timeout_seconds: float = 10.0,
+        hard_timeout_seconds: float = 30.0,
     ) -> None:
         os.environ[environment.CONTROL] = f"127.0.0.1:{port}"
         self.rank, self.fault, self.steps = int(os.environ["RANK"]), fault, steps

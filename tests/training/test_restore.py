@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.ranks import Ranks, run_ranks
-from tests.tiny import replaced, step_losses, tiny_recipe, train_rank
+from tests.tiny import replaced, step_losses, tiny_recipe, train_rank, train_rank_and_stand_still
 from training import checkpoint_command, commit, environment, slots
 from training.config import JobConfig
 from training.events import read_events
@@ -41,15 +41,15 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kill_after(config: JobConfig, run_dir: Path, step: int) -> int:
-    """SIGKILL both ranks after a step; return the last step that a rank has reported."""
+    """SIGKILL both ranks after a step; return it."""
     began = time.time()
-    ranks = Ranks(2, train_rank, config, run_dir)
+    ranks = Ranks(2, train_rank_and_stand_still, config, run_dir, step)
     deadline = time.monotonic() + 60
     while last_step(run_dir, since=began) < step:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     ranks.kill()
-    return last_step(run_dir, since=began)
+    return step
 
 
 def last_step(run_dir: Path, *, since: float) -> int:

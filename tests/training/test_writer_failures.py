@@ -92,9 +92,14 @@ def test_storage_that_goes_while_ranks_write_is_given_up_at_the_deadline(run_dir
     assert not visible(run_dir)
 
 
-def leave(path: Path, step: int, seconds: float) -> None:
-    time.sleep(seconds)
+def leave(path: Path, step: int) -> None:
     leave_outcome(path, Outcome(step=step))
+
+
+def leave_when_told(path: Path, step: int) -> None:
+    while not path.with_name("told").exists():
+        time.sleep(0.01)
+    leave(path, step)
 
 
 def say_nothing() -> None:
@@ -114,26 +119,27 @@ def meet_every_failure(path: Path) -> list[str]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     worker, failures = DrainWorker("test"), []
     worker.start()
-    worker.submit(leave, path, 1, 0.5)
+    worker.submit(leave_when_told, path, 1)
     assert worker.outcome(path, 1) is None
+    path.with_name("told").touch()
     failures.append(awaited(worker, path, 1).failure)
     worker.submit(say_nothing)
     failures.append(awaited(worker, path, 2).failure)
     worker.submit(time.sleep, 600)
     kill_workers()
     failures.append(awaited(worker, path, 3).failure)
-    worker.submit(leave, path, 4, 0.0)
+    worker.submit(leave, path, 4)
     failures.append(awaited(worker, path, 4).failure)
     worker.submit(time.sleep, 600)
     worker.abandon()
-    worker.submit(leave, path, 5, 0.0)
+    worker.submit(leave, path, 5)
     failures.append(awaited(worker, path, 5).failure)
     worker.submit(time.sleep, 600)
     kill_workers()
     failures.append(awaited(worker, path, 6).failure)
     worker.close()
     worker.start()
-    worker.submit(leave, path, 7, 0.0)
+    worker.submit(leave, path, 7)
     failures.append(awaited(worker, path, 7).failure)
     kill_workers()
     worker.close()  # also with nothing in hand

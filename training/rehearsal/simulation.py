@@ -62,7 +62,7 @@ class SimulatedCluster:
         (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
         self._events = EventLog(self._run_dir, role="rehearsal", node="rehearsal")
         self._control = self._start_control()
-        for index in range(self._config.job.nodes + self._config.job.spares):
+        for index in range(self._config.job.launchers):
             self._nodes[index] = self._start_node(index)
         return self
 
