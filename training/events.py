@@ -62,6 +62,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from training.files import listing
+
 SPANS = (
     "imports",  # process start to the first line of training code
     "layers",  # restart layers made ready
@@ -136,7 +138,7 @@ class EventLog:
 def read_events(run_dir: Path) -> list[dict[str, Any]]:
     """Return all events of a run, ordered by time."""
     events: list[dict[str, Any]] = []
-    for path in sorted((run_dir / "events").glob("*.jsonl")):
+    for path in listing(run_dir, "events/*.jsonl"):
         for line in path.read_bytes().splitlines():
             try:
                 events.append(json.loads(line))

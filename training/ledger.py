@@ -15,6 +15,7 @@ from pathlib import Path
 
 from training.data import Batch
 from training.errors import CheckpointError
+from training.files import listing
 from training.lineage import name_of, read_ancestry
 
 
@@ -64,7 +65,7 @@ def consumed(run_dir: Path) -> list[Consumed]:
     """
     found: list[Consumed] = []
     for lineage, last_step in read_ancestry(run_dir).path():
-        for path in sorted((run_dir / "samples" / name_of(lineage.id)).glob("*.jsonl")):
+        for path in listing(run_dir, f"samples/{name_of(lineage.id)}/*.jsonl"):
             found += [entry for entry in _read(path) if lineage.step < entry.step <= last_step]
     return sorted(found, key=lambda entry: (entry.step, entry.rank))
 
