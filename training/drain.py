@@ -33,7 +33,7 @@ from training.files import write_json
 from training.integrity import fingerprint
 from training.layout import Layout
 from training.lineage import Ancestry, name_of, read_ancestry
-from training.slots import Mark, Slot
+from training.slots import Mark, Slot, check_notes
 
 _POLL_SECONDS = 0.01
 _CANCELLED = "cancelled"
@@ -138,12 +138,14 @@ def write_shard(request: ShardRequest, plan: ShardPlan) -> None:
     """Write one rank's file from its slot and leave the result file.
 
     Raises:
-        CheckpointError: The snapshot is incomplete at the deadline, or was damaged in memory.
+        CheckpointError: The snapshot is incomplete at the deadline, was damaged in memory, or is of a state
+            that is going to be left.
     """
     save = request.save
     slot = Slot(request.slot_path, plan.layout)
     try:
         pin_complete(slot, save.mark, deadline=save.deadline)
+        check_notes(slot.notes(), save.mark)
         _check_fingerprints(slot)
         save.directory.mkdir(parents=True, exist_ok=True)
         writer = FileSystemWriter(save.directory)

@@ -32,7 +32,7 @@ from training.events import EventLog
 from training.files import fsync_directory, listing, write_json
 from training.layout import Layout, Place
 from training.lineage import Ancestry, name_of, read_ancestry
-from training.slots import Descriptor, Mark, Slot, shard_name
+from training.slots import Descriptor, Mark, Slot, check_notes, shard_name
 
 IMAGE = "image"
 _CHUNK_BYTES = 16 << 20
@@ -100,7 +100,7 @@ def write_image(request: CopyRequest) -> None:
     """Write the image and its manifest, rename, then remove what is too old.
 
     Raises:
-        CheckpointError: The snapshot is incomplete at the deadline.
+        CheckpointError: The snapshot is incomplete at the deadline, or of a state that is going to be left.
         OSError: The disk does not take it.
     """
     final = image_path(request.directory, request.mark).parent
@@ -110,6 +110,7 @@ def write_image(request: CopyRequest) -> None:
     slot = Slot(request.slot_path, request.layout)
     try:
         pin_complete(slot, request.mark, deadline=request.deadline)
+        check_notes(slot.notes(), request.mark)
         entry = _write(partial / IMAGE, slot)
     finally:
         slot.close()

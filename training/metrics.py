@@ -24,11 +24,12 @@ class StepMetrics:
     step: int
     batch: Batch
     notes: Tensor
-    """[summed loss of all ranks, gradient norm], fp64."""
+    """[summed loss of all ranks, gradient norm, updates that were left out], fp64. They are kept with the
+    state: the host learns of a bad step late, and a fault may come first."""
     is_finite: Tensor
-    """Whether both are; the same on all ranks."""
+    """Whether loss and norm are; the same on all ranks."""
     values: Tensor
-    """`notes`, this rank's own loss, the summed signals; pinned host memory once queued."""
+    """Summed loss, norm, this rank's own loss, the summed signals; pinned host memory once queued."""
     ready: torch.cuda.Event | None = None
 
 
@@ -47,10 +48,17 @@ class Reading:
 
 
 class MetricsQueue:
-    """Metrics on their way to the host."""
+    """Metrics on their way to the host, from one restore to the next."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, counts_left_out: bool) -> None:
+        """Begin.
+
+        Args:
+            device: Where the losses are.
+            counts_left_out: Whether an update that is left out has to be made up for.
+        """
+        self._device, self._counts_left_out = device, counts_left_out
+        self._left_out = torch.zeros(1, dtype=torch.float64, device=device)
         self._unread: StepMetrics | None = None
 
     def reduce(
@@ -68,13 +76,16 @@ class MetricsQueue:
         own = loss.view(1)
         summed = torch.cat([own, self._to_device(signals)])
         dist.all_reduce(summed)
-        notes = torch.stack([summed[0], norm.double()])
+        numbers = torch.stack([summed[0], norm.double()])
+        is_finite = numbers.isfinite().all()
+        if self._counts_left_out:
+            self._left_out += ~is_finite
         return StepMetrics(
             step=step,
             batch=batch,
-            notes=notes,
-            is_finite=notes.isfinite().all(),
-            values=torch.cat([notes, own, summed[1:]]),
+            notes=torch.cat([numbers, self._left_out]),
+            is_finite=is_finite,
+            values=torch.cat([numbers, own, summed[1:]]),
         )
 
     def push(self, metrics: StepMetrics) -> Reading | None:

@@ -25,7 +25,7 @@ from training.events import EventLog
 from training.exchange import Exchange
 from training.inventory import Source, Tier
 from training.lineage import Ancestry
-from training.slots import Mark
+from training.slots import Mark, check_notes
 from training.writers import load_rank_file
 
 logger = logging.getLogger(__name__)
@@ -156,6 +156,7 @@ class Restorer:
         assert source.mark is not None
         try:
             self._notes = tuple(self._tiers[source.tier].load(source.mark))
+            check_notes(self._notes, source.mark)
         except CheckpointError as error:
             return str(error)
         return ""

@@ -21,7 +21,7 @@ import math
 import mmap
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -37,9 +37,9 @@ from training.page_locks import PageLocks
 
 logger = logging.getLogger(__name__)
 
-_BEGIN, _NOTES, _COMPLETE = slice(0, 24), slice(32, 48), slice(64, 88)
+_BEGIN, _NOTES, _COMPLETE = slice(0, 24), slice(32, 56), slice(64, 88)
 _DESCRIPTOR = slice(128, HEADER_BYTES)
-NOTES = 2
+NOTES = 3  # see `training.metrics.StepMetrics.notes`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,6 +187,17 @@ class Slot:
     def _write_descriptor(self, descriptor: Descriptor) -> None:
         raw = json.dumps(asdict(descriptor)).encode()
         self._map[_DESCRIPTOR] = raw.ljust(HEADER_BYTES - _DESCRIPTOR.start, b"\0")
+
+
+def check_notes(notes: Sequence[float] | Tensor, mark: Mark) -> None:
+    """Refuse a state that goes past a step whose update was left out and has to be made up for.
+
+    Raises:
+        CheckpointError: It does.
+    """
+    left_out = int(notes[-1])
+    if left_out:
+        raise CheckpointError(f"step {mark.step}: {left_out} update(s) before it were left out as not finite")
 
 
 def root() -> Path:

@@ -72,7 +72,6 @@ class Trainer:
             self._task = self._build_task(mesh)
             self.state = make_state(self._task.model, config.optimizer, device=device)
         self._place, self._restores = place_in(mesh), 0
-        self._metrics = MetricsQueue(device)
         self._guard = NonFiniteGuard(config.training.non_finite_loss, events=events)
         self._stop = StopRequest()
         with events.span("load"):
@@ -199,6 +198,8 @@ class Trainer:
 
     def _restore_or_initialize(self, *, before: int | None = None) -> None:
         seed = self.config.training.seed
+        counts_left_out = self.config.training.non_finite_loss != "skip"
+        self._metrics = MetricsQueue(self.device, counts_left_out=counts_left_out)
         weights.initialize(self._task.model, seed=seed, device=self.device, buffers_only=True)
         restored = self._checkpointer.restore(
             self.state,
@@ -213,7 +214,7 @@ class Trainer:
                 logger.info("resumed at step %d from %s", restored.step, restored.source)
             if restored.notes and all(map(math.isfinite, restored.notes)):
                 # a fault mostly comes before the metrics of the last step were read
-                self._emit_metrics(restored.step, *restored.notes)
+                self._emit_metrics(restored.step, *restored.notes[:2])
             return
         if self.config.model.weights == "pretrained":
             weights.load_pretrained(self._task.model, self.config.model.source)

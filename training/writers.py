@@ -30,6 +30,7 @@ from training.drain import Save, ShardPlan, ShardRequest
 from training.drain_worker import DrainWorker, Outcome
 from training.errors import CheckpointError, ConfigError
 from training.local_copies import LocalCopies
+from training.slots import check_notes
 from training.snapshot import Snapshots
 
 logger = logging.getLogger(__name__)
@@ -164,9 +165,14 @@ class DcpSyncWriter:
         """Need nothing."""
 
     def __init__(self) -> None:
-        self._step = 0
+        self._outcome: Outcome | None = None
 
     def begin(self, save: Save, tensors: Mapping[str, Tensor], notes: Tensor) -> bool:
+        try:
+            check_notes(notes, save.mark)  # the same on all ranks
+        except CheckpointError as error:
+            self._outcome = Outcome(step=save.step, failure=str(error))
+            return True
         dcp.save(dict(tensors), checkpoint_id=save.directory)
         rank = dist.get_rank()
         own = sorted(path.name for path in save.directory.glob(f"__{rank}_*.distcp"))
@@ -176,11 +182,11 @@ class DcpSyncWriter:
             metadata = commit.hash_files(save.directory, [".metadata"])
             drain.publish(save, files=drain.await_files(save) | metadata, format_="dcp")
         dist.barrier()
-        self._step = save.step
+        self._outcome = Outcome(step=save.step)
         return True
 
     def outcome(self) -> Outcome | None:
-        return Outcome(step=self._step)
+        return self._outcome
 
     def hurry(self) -> None:
         """It is over already."""
@@ -205,6 +211,7 @@ class NvrxTorchWriter:
             )
         self._checkpoint: Any = None
         self._save: Save | None = None
+        self._notes: Tensor | None = None
         self._thread = ThreadPoolExecutor(1, "finish-checkpoint")
         self._finishing: Future[None] | None = None
 
@@ -222,13 +229,14 @@ class NvrxTorchWriter:
             name: (tensor.to_local() if isinstance(tensor, DTensor) else tensor).contiguous()
             for name, tensor in tensors.items()
         }
-        self._save = save
+        self._save, self._notes = save, notes
         self._checkpoint.async_save(local, save.directory / rank_file(dist.get_rank()))
         return True
 
     def outcome(self) -> Outcome | None:
-        save = self._save
+        save, notes = self._save, self._notes
         assert save is not None
+        assert notes is not None
         if self._finishing is None:
             queue = self._checkpoint._get_async_calls_queue()
             self._checkpoint.finalize_async_save(blocking=False, no_dist=True)
@@ -236,7 +244,7 @@ class NvrxTorchWriter:
                 is_alive = queue.persistent_caller.process.is_alive()
                 return None if is_alive else Outcome(step=save.step, failure="its worker died")
             # hashes what may be gigabytes, and waits for other ranks: not on the training thread
-            self._finishing = self._thread.submit(_finish_rank_file, save, dist.get_rank())
+            self._finishing = self._thread.submit(_finish_rank_file, save, dist.get_rank(), notes)
         if not self._finishing.done():
             return None
         error, self._finishing = self._finishing.exception(), None
@@ -257,7 +265,8 @@ class NvrxTorchWriter:
             self._checkpoint.close()
 
 
-def _finish_rank_file(save: Save, rank: int) -> None:
+def _finish_rank_file(save: Save, rank: int, notes: Tensor) -> None:
+    check_notes(notes, save.mark)  # not before: the device would be waited for
     drain.leave_result(save, rank, files=[rank_file(rank)], results=[])
     if rank == 0:
         drain.publish(save, files=drain.await_files(save), format_="torch")

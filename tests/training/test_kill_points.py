@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(600)
 
 RUN = "0123456789abcdef"
 FIRST = Lineage(id=7)
-NOTES = torch.zeros(2, dtype=torch.float64)
+NOTES = torch.zeros(slots.NOTES, dtype=torch.float64)
 PLACE = Place(shard=0, shards=1)
 
 

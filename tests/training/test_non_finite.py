@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from torch import Tensor, nn
 
 from tests.ranks import RankFailed, run_ranks
 from tests.tiny import replaced, step_losses, tiny_recipe, train_rank
+from training.commit import committed_checkpoints
 from training.config import JobConfig
 from training.data import Batch
 from training.events import EventLog, read_events
@@ -107,6 +111,54 @@ def test_roll_back_does_the_step_again(data: Path, tmp_path: Path, undisturbed: 
     assert len(events_of(tmp_path, "non_finite")) == 2
     # every sample of the order is consumed once along the surviving line
     assert [entry.position for entry in consumed(tmp_path) if entry.rank == 1] == [0, 8, 16, 24, 32, 40]
+
+
+def die_before_going_back(config: JobConfig, run_dir: Path, is_late: bool) -> None:
+    """Be a rank that is killed when it has learned of the NaN, and its saves have ended.
+
+    Args:
+        is_late: Learn of it one step later, as on a GPU.
+    """
+    from training.metrics import MetricsQueue, StepMetrics, _read
+    from training.trainer import Trainer
+
+    def push(self: MetricsQueue, metrics: StepMetrics) -> Reading | None:
+        previous, self._unread = self._unread, metrics
+        return _read(previous) if previous else None
+
+    def heed(self: Trainer, attempt: object) -> None:
+        if self._guard._bad is not None:
+            self._checkpointer._let_writer_end(math.inf)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if is_late:
+        MetricsQueue.push = push  # type: ignore[method-assign]
+    Trainer._heed_metrics = heed  # type: ignore[method-assign]
+    train_with_nan(config, run_dir, 1)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("writer", ["holdfast", "dcp_sync"])
+def test_fault_before_going_back_leaves_nothing_of_the_bad_step(
+    data: Path, tmp_path: Path, undisturbed: Path, writer: str, is_late: bool
+) -> None:
+    """GIVEN states past a bad step in memory, on disk and on their way to storage THEN none is ever used."""
+    run_dir = tmp_path / "run"
+    local = {"directory": str(tmp_path / "disk"), "every_steps": 1} if writer == "holdfast" else {}
+    checkpoint = {"writer": writer, "every_steps": 1, "keep": 2, "local": local}
+    config = replaced(
+        tiny_recipe(data, ranks=2, checkpoint=checkpoint), "training", non_finite_loss="roll_back"
+    )
+    with pytest.raises(RankFailed, match="exit code -9"):
+        run_ranks(2, die_before_going_back, config, run_dir, is_late)
+    assert {path.name for path in committed_checkpoints(run_dir / "checkpoints")} == {
+        "step-00000001",
+        "step-00000002",
+    }
+    run_ranks(2, train_rank, config, run_dir)
+    restored = {(e["source"], e["step"]) for e in events_of(run_dir, "restored")}
+    assert restored == {("memory", BAD_STEP - 1)}
+    assert final_fingerprint(run_dir) == final_fingerprint(undisturbed)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor
 
-from training import environment, inventory, snapshot
+from training import environment, inventory, slots, snapshot
 from training.events import EventLog
 from training.integrity import fingerprint
 from training.layout import Layout, Place
@@ -34,7 +34,7 @@ from training.snapshot import Snapshots
 
 RANKS = 3
 WORDS = 8
-NOTES = torch.zeros(2, dtype=torch.float64)
+NOTES = torch.zeros(slots.NOTES, dtype=torch.float64)
 rank_numbers = st.integers(0, RANKS - 1)
 
 

@@ -21,7 +21,7 @@ from training.slots import Mark, Slot
 from training.snapshot import Snapshots
 
 RUN = "0123456789abcdef"
-NOTES = torch.tensor([1.25, 2.5], dtype=torch.float64)
+NOTES = torch.tensor([1.25, 2.5, 0.0], dtype=torch.float64)
 PLACE = Place(shard=1, shards=2)
 ANCESTRY = Ancestry(lineages=(Lineage(id=7),))
 
@@ -112,7 +112,7 @@ def test_snapshots_outlive_the_process(tmp_path: Path, memory: Path) -> None:
     assert steps_in(snapshots) == [2, 3, 4, 5]
     # THEN it can go back to each
     for step in (5, 3):
-        assert snapshots.load(mark(step)) == [1.25, 2.5]
+        assert snapshots.load(mark(step)) == [1.25, 2.5, 0.0]
         assert all(torch.equal(tensors[name], state(step)[name]) for name in ("model.a", "model.b"))
 
 
