@@ -19,6 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from training import environment
 from training.environment import free_port
 
 _context = multiprocessing.get_context("forkserver")
@@ -85,6 +86,8 @@ def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
+        # the fork server has that of the test that started it
+        environment.SHARED_MEMORY: os.environ[environment.SHARED_MEMORY],
     }
 
 
