@@ -197,7 +197,7 @@ def check_notes(notes: Sequence[float] | Tensor, mark: Mark) -> None:
     """
     left_out = int(notes[-1])
     if left_out:
-        raise CheckpointError(f"step {mark.step}: {left_out} update(s) before it were left out as not finite")
+        raise CheckpointError(f"step {mark.step}: {left_out} update(s) up to it were left out as not finite")
 
 
 def root() -> Path:
