@@ -37,7 +37,7 @@ class Run:
 
     @property
     def pods(self) -> int:
-        return self.recipe.job.nodes + self.recipe.job.spares
+        return self.recipe.job.launchers
 
     @property
     def stop_at(self) -> datetime | None:

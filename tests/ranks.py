@@ -19,8 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from training import environment
-from training.environment import free_port
+from training.environment import SHARED_MEMORY, free_port
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.preload"])
@@ -87,7 +86,7 @@ def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         # the fork server has that of the test that started it
-        environment.SHARED_MEMORY: os.environ[environment.SHARED_MEMORY],
+        SHARED_MEMORY: os.environ[SHARED_MEMORY],
     }
 
 

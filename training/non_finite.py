@@ -3,7 +3,8 @@
 Whether a step is finite is known on the device, from numbers that all ranks have in common, so they all
 leave out the same update without asking anybody. The host learns of it with the step's metrics, on a GPU
 one step later: by then one more step was done on the state without that update, which `skip` keeps and the
-others throw away with every state from the bad step on.
+others throw away with every state from the bad step on. A fault may come before that, so those states carry
+the count of such updates (`training.slots.check_notes`): nothing saves or restores them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,15 +22,16 @@ KEPT = 2
 def uses(ranks: Ranks) -> dict[int, Use]:
     pids = [process.pid for process in ranks.processes]
     workers = [pid for rank in range(len(pids)) for pid in worker_pids(ranks, rank)]
-    looks = [{pid: use_of(pid) for pid in (*pids, *workers) if pid is not None} for _ in _looks()]
-    return {pid: min((look[pid] for look in looks), key=lambda use: use.descriptors) for pid in looks[0]}
+    return {pid: least_use(pid) for pid in (*pids, *workers) if pid is not None}
 
 
-def _looks() -> Iterator[int]:
+def least_use(pid: int) -> Use:
     """Look often: files are open while a save is written."""
-    for look in range(10):
-        yield look
+    looks = []
+    for _ in range(10):
+        looks.append(use_of(pid))
         time.sleep(0.1)
+    return min(looks, key=lambda use: use.descriptors)
 
 
 def wait_for_saves(run_dir: Path, count: int, ranks: Ranks) -> None:

@@ -359,6 +359,12 @@ def test_a_new_store_waits_for_survivors_of_the_lost_one(monkeypatch: pytest.Mon
     assert state._assign_group_ranks(participants(1, 2), 2) == {NODES[1]: 1, NODES[2]: 0}
 
 
+def test_nobody_waits_at_the_start_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ControlState, "launchers", 2)
+    state = ControlState(make_store(), "run", is_store_host=True)
+    assert state._can_meet_segment_constraint(participants(1, 2), 2)
+
+
 def test_a_new_store_waits_for_launchers_of_which_it_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a store and node 0 that were lost together THEN the pod and spare that come first wait."""
     monkeypatch.setattr(ControlState, "launchers", 3)
